@@ -1,0 +1,31 @@
+# `make demo` and `make test` set everything up by themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow lint format clean
+
+demo: .venv/ready  ## 20 workers, 12 of them faulty: which rule survives?
+	$(BIN)/zeno compare
+
+test: lint  ## Everything that must hold before a commit, under 10 minutes on two cores.
+	$(BIN)/pytest
+
+test-slow: .venv/ready  ## The tests that take minutes.
+	$(BIN)/pytest -m slow
+
+lint: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
