@@ -1,0 +1,73 @@
+"""Names with parameters, as people write them: `zeno(trim=13)`, `sign_flip(10)`, `dirichlet(alpha=0.3)`, `mean`.
+
+The command line, TOML files and run folders use this one form for rules, faults, splits, optimizers and schedules.
+"""
+
+import ast
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+NOTHING: Mapping[str, Any] = {}
+
+
+def parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """`name(1, key=2)` -> ("name", [1], {"key": 2}); values are Python literals."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+        if isinstance(node, ast.Name):
+            return node.id, [], {}
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            keywords = {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg is not None}
+            if len(keywords) == len(node.keywords):
+                return node.func.id, [ast.literal_eval(a) for a in node.args], keywords
+    except (SyntaxError, ValueError):
+        pass
+    raise ValueError(f"Expected a name, or a name with parameters such as name(key=1). Found {text!r}.")
+
+
+def find(what: str, name: str, known: Mapping[str, T]) -> T:
+    """The entry of this name, or an error that lists what there is."""
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {close[0]}? " if close else ""
+    raise ValueError(f"Unknown {what} {name!r}. {hint}There are: {', '.join(known)}.")
+
+
+def build(
+    what: str,
+    text: str,
+    known: Mapping[str, Callable[..., T]],
+    defaults: Mapping[str, Any] = NOTHING,
+    overrides: Mapping[str, Any] = NOTHING,
+) -> T:
+    """Makes the object that the text describes.
+
+    `defaults` stand in for parameters that the text leaves out, where the object takes them; `overrides` win over
+    the text, and are refused where the object does not take them.
+    """
+    name, args, keywords = parse(text)
+    make = find(what, name, known)
+    parameters = inspect.signature(make).parameters
+    usable_defaults = {key: value for key, value in defaults.items() if key in parameters}
+    named_args = dict(zip(parameters, args, strict=False))
+    try:
+        inspect.signature(make).bind_partial(*args, **keywords)
+        inspect.signature(make).bind(**{**usable_defaults, **named_args, **keywords, **overrides})
+    except TypeError as error:
+        form = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in parameters.values())
+        raise ValueError(f"The {what} {text!r} does not fit {name}({form}): {error}.") from None
+    return make(**{**usable_defaults, **named_args, **keywords, **overrides})
+
+
+def describe(value: object, known: Mapping[str, object]) -> str:
+    """The text that `build` makes this object from; parameters at their defaults are left out."""
+    name = next((name for name, kind in known.items() if kind is type(value)), None)
+    if name is None or not is_dataclass(value):
+        return repr(value)
+    changed = [f"{f.name}={getattr(value, f.name)!r}" for f in fields(value) if getattr(value, f.name) != f.default]
+    return f"{name}({', '.join(changed)})" if changed else name

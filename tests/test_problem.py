@@ -1,0 +1,173 @@
+"""A model as functions of one flat vector, against the same things done the slow way, layer by layer."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import zeno
+from zeno import models
+from zeno.problem import OWN_STATISTICS_FROM
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: models.mlp((1, 8, 8), 10),
+    "cnn": lambda: nn.Sequential(*[c for c in models.small_cnn((1, 8, 8), 10).children() if not is_norm(c)]),
+    "cnn with batch norm": lambda: models.small_cnn((1, 8, 8), 10),
+}
+
+
+def is_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.BatchNorm2d)
+
+
+def make(name: str) -> tuple[zeno.Problem, nn.Module]:
+    """A problem, and a model of its own with the same weights."""
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    return zeno.Problem(copy.deepcopy(model)), model
+
+
+def batch(size: int, seed: int = 1) -> zeno.Batch:
+    rng = torch.Generator().manual_seed(seed)
+    return zeno.Batch(torch.rand(size, 1, 8, 8, generator=rng), torch.randint(10, (size,), generator=rng))
+
+
+def set_parameters(model: nn.Module, flat: Tensor) -> None:
+    start = 0
+    for parameter in model.parameters():
+        parameter.data.copy_(flat[start : start + parameter.numel()].view_as(parameter))
+        start += parameter.numel()
+    assert start == len(flat)
+
+
+def slow_loss(model: nn.Module, flat: Tensor, samples: zeno.Batch) -> float:
+    set_parameters(model, flat)
+    own_statistics = len(samples.targets) >= OWN_STATISTICS_FROM
+    model.eval()
+    for module in model.modules():
+        if is_norm(module) and own_statistics:
+            module.train()
+    with torch.no_grad():
+        return F.cross_entropy(model(samples.inputs).double(), samples.targets).item()
+
+
+def test_the_papers_cnn_has_its_number_of_parameters() -> None:
+    assert zeno.Problem(models.cnn((3, 32, 32), 10)).size == 1_310_922
+
+
+def test_parameters_are_views_of_one_buffer() -> None:
+    problem, _ = make("cnn with batch norm")
+    problem.load(torch.arange(problem.size, dtype=torch.float32))
+    assert torch.cat([p.flatten() for p in problem.model.parameters()]).tolist() == list(range(problem.size))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("size", [4, 64])
+def test_scores_equal_the_definition_computed_the_slow_way(name: str, size: int) -> None:
+    problem, model = make(name)
+    x, lr, rho, samples = problem.flat.clone(), 0.1, 5e-4, batch(size)
+    candidates = torch.stack([problem.gradient(x, batch(50, seed), seed) for seed in range(2, 6)])
+    problem.refresh(x, batch(100, 7).inputs)
+    model.load_state_dict(problem.model.state_dict())
+
+    rule = zeno.Zeno(trim=1, rho=rho, batch_size=size)
+    scores = rule(candidates, lambda rows: problem.descent(x, rows, lr, samples)).scores
+
+    assert scores is not None
+    for u, score in zip(candidates, scores.tolist(), strict=True):
+        start = slow_loss(copy.deepcopy(model), x, samples)
+        tried = slow_loss(copy.deepcopy(model), x - lr * u, samples)
+        assert score == pytest.approx(start - tried - rho * (u.double() ** 2).sum().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_equal_those_of_plain_backward(name: str) -> None:
+    problem, model = make(name)
+    samples = batch(20)
+    model.train()
+    torch.manual_seed(3)
+    F.cross_entropy(model(samples.inputs), samples.targets).backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(problem.gradient(problem.flat.clone(), samples, seed=3), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_is_on_for_gradients_from_the_seed_and_off_for_scores() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    problem = zeno.Problem(model)
+    x, samples = problem.flat.clone(), batch(40)
+    assert torch.equal(problem.gradient(x, samples, 1), problem.gradient(x, samples, 1))
+    assert not torch.equal(problem.gradient(x, samples, 1), problem.gradient(x, samples, 2))
+    candidates = problem.gradient(x, samples, 1)[None]
+    assert torch.equal(problem.descent(x, candidates, 0.1, samples), problem.descent(x, candidates, 0.1, samples))
+    assert problem.loss(x, samples) == problem.loss(x, samples)
+
+
+def test_gradients_leave_the_callers_random_state_alone() -> None:
+    problem, _ = make("cnn with batch norm")
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    problem.gradient(problem.flat.clone(), batch(4), 1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_neither_gradients_nor_scores_change_the_buffers() -> None:
+    problem, _ = make("cnn with batch norm")
+    x = problem.flat.clone()
+    problem.refresh(x, batch(100).inputs)
+    before = {name: buffer.clone() for name, buffer in problem.buffers.items()}
+    candidates = problem.gradient(x, batch(50, 2), 1)[None]
+    problem.descent(x, candidates, 0.1, batch(4))
+    problem.descent(x, candidates, 0.1, batch(64))
+    assert all(torch.equal(buffer, before[name]) for name, buffer in problem.buffers.items())
+
+
+def test_refresh_sets_the_statistics_of_these_samples_and_forgets_older_ones() -> None:
+    problem = zeno.Problem(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+    x = problem.flat.clone()
+    problem.refresh(x, torch.randn(50, 2) + 10)
+    inputs = torch.randn(80, 2)
+    problem.refresh(x, inputs)
+    with torch.no_grad():
+        features = problem.model[0](inputs)  # type: ignore[index]
+    torch.testing.assert_close(problem.buffers["1.running_mean"], features.mean(dim=0))
+    torch.testing.assert_close(problem.buffers["1.running_var"], features.var(dim=0))
+    assert problem.norms[0].momentum == 0.1
+
+
+def test_a_candidate_that_is_not_finite_has_no_descent_and_harms_no_other() -> None:
+    problem, _ = make("mlp")
+    x, samples = problem.flat.clone(), batch(8)
+    good = problem.gradient(x, samples, 1)
+    rows = torch.stack([good, torch.full_like(good, torch.nan), good])
+    descents = problem.descent(x, rows, 0.1, samples)
+    assert descents[1].isnan()
+    assert descents[0] == descents[2] > 0
+    assert torch.equal(problem.flat, x), "the model is left as it was"
+
+
+def test_accuracy_is_the_share_of_labels_with_the_highest_output() -> None:
+    problem = zeno.Problem(nn.Linear(2, 2, bias=False))
+    inputs = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 1.0], [2.0, 5.0]])
+    assert problem.accuracy(torch.eye(2).flatten(), zeno.Batch(inputs, torch.tensor([0, 1, 1, 1]))) == 0.75
+
+
+def test_frozen_parameters_are_no_part_of_the_vector() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    model[0].requires_grad_(False)
+    assert zeno.Problem(model).size == 4
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    with pytest.raises(ValueError, match="no trainable parameters"):
+        zeno.Problem(nn.ReLU())
+
+
+def test_a_loss_with_weights_of_its_own_can_be_scored() -> None:
+    torch.manual_seed(0)
+    problem = zeno.Problem(models.mlp((1, 8, 8), 10), nn.CrossEntropyLoss(weight=torch.linspace(1, 2, 10)))
+    x, samples = problem.flat.clone(), batch(8)
+    assert problem.descent(x, problem.gradient(x, samples, 1)[None], 0.1, samples)[0] > 0
