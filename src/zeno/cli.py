@@ -1,0 +1,259 @@
+"""The command line: settings in, runs and what can be seen of them out."""
+
+import inspect
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from zeno import compare as comparison
+from zeno import download, report
+from zeno.data import SPLITS
+from zeno.faults import FAULTS
+from zeno.models import MODELS
+from zeno.records import Record, summarize
+from zeno.rules import RULES
+from zeno.run import PAPER_TRIM, Run, from_settings
+from zeno.spec import describe, find
+from zeno.tasks import TASKS, data_folder
+from zeno.train import train as run_training
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+INTERRUPTED = 130  # what shells report for Ctrl-C
+
+app = typer.Typer(
+    help="Distributed SGD that survives any number of faulty workers, as long as one is good.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out, err = Console(), Console(stderr=True)
+
+
+def main() -> None:
+    """Runs the command line; a mistake of the user's ends with one line and exit code 2."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        if os.environ.get("ZENO_TRACEBACK"):
+            raise
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+def with_settings(**changed: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command a flag for every setting of a Run, and those the user set as its argument `settings`.
+
+    `changed` are defaults of the command's own, for its help; a rule's flag is left out where it has its own.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = dict(inspect.signature(command).parameters)
+        del own["settings"]
+        flags = {name: flag for name, flag in _flags(changed).items() if name not in own}
+
+        def call(**given: Any) -> None:
+            settings = {name: given.pop(name) for name in flags}
+            command(settings={name: value for name, value in settings.items() if value is not None}, **given)
+
+        call.__name__, call.__doc__ = command.__name__, command.__doc__
+        call.__signature__ = inspect.Signature(list({**own, **flags}.values()))  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def _flags(changed: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
+    result = {}
+
+    def add(name: str, kind: Any, default: object, panel: str, text: str) -> None:
+        shown = changed.get(name, default)
+        option = typer.Option(
+            None, help=text, rich_help_panel=panel, show_default=False if shown is None else str(shown)
+        )
+        result[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
+
+    registries: dict[str, Mapping[str, object]] = {"rule": RULES, "fault": FAULTS, "split": SPLITS}
+    for f in fields(Run):
+        default = describe(f.default, registries[f.name]) if f.name in registries else f.default
+        kind = f.type if f.type in (int, float, bool) else str
+        add(f.name, kind, default, f.metadata["panel"], f.metadata["help"])
+        if f.name == "rule":
+            text = "Candidates the rule gives up as faulty (b): trim of zeno and trimmed_mean, faulty of krum."
+            add("trim", int, PAPER_TRIM, "Rule", text)
+            add("rho", float, 5e-4, "Rule", "Weight of Zeno's penalty on the size of a candidate.")
+            add("zeno_batch_size", int, 4, "Rule", "Samples of the server's own that Zeno scores on (n_r).")
+    return result
+
+
+FILE = typer.Argument(None, help="A TOML file with settings, such as the run.toml of a run folder. Flags win.")
+OUT = typer.Option(
+    None, "--out", help="Run folder to write; must not hold a run yet.", show_default="runs/COMMAND-TIME"
+)
+JSON = typer.Option(False, "--json", help="Print the results as JSON, for scripts.")
+
+
+@app.command()
+@with_settings()
+def train(
+    file: Path | None = FILE, out_folder: Path | None = OUT, as_json: bool = JSON, *, settings: dict[str, Any]
+) -> None:
+    """Train once, and write a run folder: settings, one record a step, curves, the model."""
+    run = from_settings({**_read_toml(file), **settings})
+    _execute({describe(run.rule, RULES): run}, _new_folder(out_folder, "train"), as_json)
+
+
+@app.command()
+@with_settings(**comparison.DEFAULTS, trim="faulty + 1, or the most that a rule bears")
+def compare(
+    file: Path | None = FILE,
+    rule: list[str] = typer.Option(list(comparison.PAPER_RULES), help="A rule to compare; repeat for more."),
+    out_folder: Path | None = OUT,
+    as_json: bool = JSON,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Train with several rules over the same batches and faults, and say which one survives.
+
+    Without arguments: handwritten digits, 20 workers, 12 of them with flipped labels; under a minute.
+    """
+    runs = comparison.runs({**_read_toml(file), **settings}, rule)
+    _execute(runs, _new_folder(out_folder, "compare"), as_json)
+
+
+@app.command()
+def rules() -> None:
+    """List the rules: what makes one update of the candidates."""
+    _list("rule", RULES)
+
+
+@app.command()
+def faults() -> None:
+    """List the faults that a run can be given."""
+    _list("fault", FAULTS)
+
+
+@app.command()
+def tasks() -> None:
+    """List the tasks, and the models and splits that they can be given."""
+    _list("task", TASKS)
+    _list("model", MODELS)
+    _list("split", SPLITS)
+
+
+@app.command()
+def data(
+    name: str = typer.Argument(..., help=f"Data set: {', '.join(download.SOURCES)}."),
+    to: Path | None = typer.Option(None, help="Folder to put it in.", show_default="where tasks look for it"),
+    url: str | None = typer.Option(None, help="Folder on the web to fetch it from.", show_default="the official one"),
+) -> None:
+    """Download a data set, check it against its known checksum, and unpack it where tasks look for it."""
+    find("data set", name, download.SOURCES)
+    folder = to or data_folder() / name
+    download.fetch(name, folder, url)
+    out.print(f"{name} is in {folder}", soft_wrap=True)
+
+
+def _read_toml(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        settings: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+        return settings
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{file} is not valid TOML: {error}") from None
+
+
+def _new_folder(folder: Path | None, command: str) -> Path:
+    if folder is None:
+        return Path("runs") / f"{command}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"The run folder {folder} is not empty. Name another one with --out.")
+    return folder
+
+
+def _execute(runs: Mapping[str, Run], folder: Path, as_json: bool) -> None:
+    """Trains each run in turn, then shows and writes what came out; Ctrl-C keeps what there is."""
+    done: dict[str, list[Record]] = {}
+    interrupted = False
+    for name, run in runs.items():
+        bears = getattr(run.rule, "trim", getattr(run.rule, "faulty", run.faulty))
+        if run.faulty > bears:
+            err.print(f"[yellow]note:[/] {run.faulty} workers are faulty, {name} is told of {bears}", soft_wrap=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[accuracy]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=err,
+    ) as progress:
+        bars = {name: progress.add_task(name, total=run.steps, start=False, accuracy="") for name, run in runs.items()}
+        for name, run in runs.items():
+            done[name] = []
+            progress.start_task(bars[name])
+
+            def on_record(record: Record, name: str = name) -> None:
+                done[name].append(record)
+                progress.update(bars[name], advance=1)
+                if record.accuracy is not None:
+                    progress.update(bars[name], accuracy=f"accuracy {record.accuracy:.1%}")
+
+            try:
+                run_training(run, _subfolder(folder, runs, name), on_record)
+            except KeyboardInterrupt:
+                interrupted = True
+                break
+    _show(runs, done, folder, as_json)
+    if interrupted:
+        err.print("interrupted: the records up to here, and the model, are kept", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED)
+
+
+def _subfolder(folder: Path, runs: Mapping[str, Run], name: str) -> Path:
+    return folder if len(runs) == 1 else folder / re.sub(r"[^\w.]+", "-", name).strip("-")
+
+
+def _show(runs: Mapping[str, Run], done: Mapping[str, Sequence[Record]], folder: Path, as_json: bool) -> None:
+    some = next(iter(runs.values()))
+    faulty = max(run.faulty for run in runs.values())
+    fault = f"{faulty} of {some.workers} workers faulty ({describe(some.fault, FAULTS)})" if faulty else "no faults"
+    report.curves(done, folder / "curves.png", f"{some.task}, {fault}")
+    results = {
+        "folder": str(folder),
+        "runs": [{"name": name, **asdict(summarize(records))} for name, records in done.items()],
+    }
+    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        print(json.dumps(results, indent=2))
+        return
+    table = report.table(done)
+    table.title = f"{some.task}, {fault}"
+    out.print(table)
+    out.print(f"records, models and curves.png are in {folder}", soft_wrap=True)
+
+
+def _list(what: str, known: Mapping[str, Any]) -> None:
+    table = Table(what, "what it is")
+    for name, value in known.items():
+        is_class = isinstance(value, type)
+        parameters = [p.replace(annotation=p.empty) for p in inspect.signature(value).parameters.values()]
+        form = f"{name}({', '.join(map(str, parameters))})" if is_class and parameters else name
+        text = (getattr(value, "func", value).__doc__ or "").strip().splitlines()[0]
+        table.add_row(form, text)
+    out.print(table)

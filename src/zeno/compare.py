@@ -1,0 +1,42 @@
+"""The same faults and the same batches under several rules, beside the mean without faults."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from zeno.rules import RULES, Mean, Rule
+from zeno.run import RULE_SETTINGS, Run, from_settings, make_rule
+from zeno.spec import describe
+
+PAPER_RULES = ("mean", "median", "krum", "zeno")
+DEFAULTS: Mapping[str, Any] = {"faulty": 12, "steps": 200, "eval_every": 10, "zeno_batch_size": 32}
+WITHOUT_FAULTS = "mean without faults"
+
+
+def runs(settings: Mapping[str, Any], rules: Sequence[str] = PAPER_RULES) -> dict[str, Run]:
+    """The runs to compare, by name: settings as for `from_settings`, and rules as the command line writes them.
+
+    `trim` is one more than the number of faulty workers unless given, and at most what a rule bears: Krum cannot
+    be told of more than (m - 3) / 2. What is written out for one rule wins. The name of each run says what was taken.
+    """
+    settings = {**DEFAULTS, **settings}
+    of_the_rules = {name: settings.pop(name) for name in RULE_SETTINGS if name in settings}
+    base = from_settings({**settings, "rule": "mean"})
+    of_the_rules.setdefault("trim", min(base.faulty + 1, base.workers - 1))
+    chosen = [_with_the_most_it_bears(text, of_the_rules, base.workers) for text in rules]
+    return {
+        WITHOUT_FAULTS: replace(base, rule=Mean(), faulty=0),
+        **{describe(rule, RULES): replace(base, rule=rule) for rule in chosen},
+    }
+
+
+def _with_the_most_it_bears(text: str, settings: Mapping[str, Any], workers: int) -> Rule:
+    for trim in range(settings["trim"], 0, -1):
+        rule = make_rule(text, defaults={**settings, "trim": trim})
+        with contextlib.suppress(ValueError):
+            rule(torch.zeros(workers, 1), lambda candidates: torch.zeros(len(candidates)))
+            return rule
+    return make_rule(text, defaults={**settings, "trim": 0})

@@ -1,0 +1,115 @@
+"""What is written down of every step, and read again by everything that looks at a run.
+
+A run folder holds `run.toml` (the settings: `zeno train run.toml` repeats the run), `records.jsonl` (one JSON
+line a step, flushed as it is written, so that a run that was stopped can be read) and `model.safetensors`.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+RUN_FILE = "run.toml"
+RECORDS_FILE = "records.jsonl"
+MODEL_FILE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One step. Equal records come from equal steps: how long they took does not count."""
+
+    step: int
+    lr: float
+    kept: list[bool] | None  # for each worker; None when the step was skipped
+    scores: list[float | None] | None  # for each worker, None for the unusable; None when the rule does not rank
+    errors: dict[int, str] = field(default_factory=dict)  # worker -> what was wrong with its reply
+    skipped: str | None = None  # why the step made no update
+    faulty: list[int] | None = None  # who was made faulty, in a simulation; None when nobody knows
+    train_loss: float | None = None  # after this step, where it was evaluated; None when not finite
+    accuracy: float | None = None  # on the test set, after this step, where it was evaluated
+    evaluated: bool = False
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)  # by phase
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> "Record":
+        values = json.loads(line)
+        known = {f.name for f in fields(cls)}
+        values = {name: value for name, value in values.items() if name in known}
+        values["errors"] = {int(worker): reason for worker, reason in values.get("errors", {}).items()}
+        return cls(**values)
+
+
+def finite(values: Iterable[float]) -> list[float | None]:
+    """JSON has no NaN and no infinity: None stands for them."""
+    return [value if math.isfinite(value) else None for value in values]
+
+
+class Journal:
+    """Writes the records of a run as they come; without a folder it only collects them."""
+
+    def __init__(self, folder: Path | None, settings: str) -> None:
+        self.records: list[Record] = []
+        self._file: IO[str] | None = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / RUN_FILE).write_text(settings, encoding="utf-8")
+            self._file = (folder / RECORDS_FILE).open("w", encoding="utf-8")
+
+    def append(self, record: Record) -> None:
+        self.records.append(record)
+        if self._file is not None:
+            self._file.write(record.to_json() + "\n")
+            self._file.flush()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def read(folder: Path) -> list[Record]:
+    """The records of a run folder; a last line that was cut off in the middle is left out."""
+    lines = (folder / RECORDS_FILE).read_text(encoding="utf-8").split("\n")
+    return [Record.from_json(line) for line in lines[:-1]]  # what follows the last newline is empty or cut off
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in a few numbers; None where it has none."""
+
+    steps: int
+    skipped: int
+    accuracy: float | None  # the last that was evaluated
+    train_loss: float | None
+    faulty_kept: float | None  # share of the faulty candidates that the rule kept
+    kept_faulty: float | None  # share of what the rule kept that was faulty
+    seconds_per_step: float | None
+
+
+def summarize(records: Sequence[Record]) -> Summary:
+    last = next((r for r in reversed(records) if r.evaluated), None)
+    num_faulty = num_kept = num_both = 0
+    for record in records:
+        if record.kept is not None and record.faulty is not None:
+            num_faulty += len(record.faulty)
+            num_kept += sum(record.kept)
+            num_both += sum(record.kept[worker] for worker in record.faulty)
+    return Summary(
+        steps=len(records),
+        skipped=sum(r.skipped is not None for r in records),
+        accuracy=last.accuracy if last else None,
+        train_loss=last.train_loss if last else None,
+        faulty_kept=num_both / num_faulty if num_faulty else None,
+        kept_faulty=num_both / num_kept if num_faulty and num_kept else None,
+        seconds_per_step=sum(sum(r.seconds.values()) for r in records) / len(records) if records else None,
+    )

@@ -1,0 +1,168 @@
+"""Everything that decides a result, in one place; in Python, in a TOML file and on the command line alike."""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+
+from zeno.cluster import fixed, redrawn
+from zeno.data import IID, SPLITS, Split
+from zeno.faults import FAULTS, Fault, LabelFlip
+from zeno.rules import RULES, Rule, Zeno
+from zeno.spec import NOTHING, build, describe, find, parse
+from zeno.tasks import Task
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type) and kind is not Optimizer
+}
+SCHEDULES: dict[str, Callable[..., LRScheduler]] = {
+    name.lower(): kind
+    for name, kind in vars(lr_scheduler).items()
+    if isinstance(kind, type) and issubclass(kind, LRScheduler) and kind is not LRScheduler
+}
+
+PAPER_TRIM = 4  # b, for Krum and for Zeno, where no worker is faulty
+RULE_SETTINGS = {  # settings of the rule that have a flag of their own -> its parameters of that meaning
+    "trim": ("trim", "faulty"),
+    "rho": ("rho",),
+    "zeno_batch_size": ("batch_size",),
+}
+
+
+def _setting(default: Any, panel: str, text: str) -> Any:
+    """A field of Run, with what the command line says of it."""
+    return field(default=default, metadata={"panel": panel, "help": text})
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that decides a result; the defaults are the paper's."""
+
+    task: str | Task = _setting(
+        "digits", "Task", "What to train: a name that `zeno tasks` lists, or package.module:function."
+    )
+    data: str | None = _setting(
+        None, "Task", "Folder with the files of mnist or cifar10. Default: where `zeno data` puts them."
+    )
+    model: str | None = _setting(
+        None, "Task", "Network: mlp, cnn (the paper's) or small_cnn (a quarter as wide). Default: the task's own."
+    )
+    workers: int = _setting(20, "Workers", "Number of workers (m).")
+    batch_size: int = _setting(100, "Workers", "Samples in each worker's gradient (n).")
+    split: Split = _setting(
+        IID(), "Workers", "Who has which samples: iid, disjoint, by_label or 'dirichlet(alpha=0.5)'."
+    )
+    server_data: float = _setting(
+        0.0, "Workers", "Share of the training set that only the server has; 0: it samples all of it (the paper)."
+    )
+    rule: Rule = _setting(
+        Zeno(trim=PAPER_TRIM), "Rule", "What makes one update of the candidates: a name that `zeno rules` lists."
+    )
+    fault: Fault = _setting(LabelFlip(), "Faults", "What goes wrong on faulty workers: see `zeno faults`.")
+    faulty: int = _setting(0, "Faults", "Number of workers to make faulty (q).")
+    redraw: bool = _setting(False, "Faults", "Make other workers faulty at every step.")
+    steps: int = _setting(5000, "Training", "Steps to train (the paper: 200 epochs of 25).")
+    lr: float = _setting(0.1, "Training", "Learning rate, and the step that Zeno tries (gamma).")
+    optimizer: str = _setting("sgd", "Training", "Any of torch.optim, e.g. adam or 'sgd(momentum=0.9)'.")
+    schedule: str | None = _setting(
+        None, "Training", "Any of torch.optim.lr_scheduler, e.g. 'steplr(step_size=100)'. Default: a constant lr."
+    )
+    eval_every: int = _setting(25, "Training", "Steps from one evaluation to the next.")
+    eval_samples: int = _setting(10_000, "Training", "Samples of each set that are evaluated, at most.")
+    seed: int = _setting(0, "Training", "What every random draw derives from.")
+
+    def __post_init__(self) -> None:
+        for name, least in [("workers", 1), ("batch_size", 1), ("faulty", 0), ("steps", 1), ("seed", 0)]:
+            self._need(getattr(self, name) >= least, name, f"of at least {least}")
+        for name in ("eval_every", "eval_samples"):
+            self._need(getattr(self, name) >= 1, name, "of at least 1")
+        self._need(self.faulty <= self.workers, "faulty", f"of at most workers={self.workers}")
+        self._need(0 <= self.server_data < 1, "server_data", "of at least 0 and below 1")
+        self._need(math.isfinite(self.lr) and self.lr > 0, "lr", "that is finite and above 0")
+        # Dry runs: whatever cannot work with this many workers or this optimizer says so now, not after an hour.
+        self.rule(torch.zeros(self.workers, 1), lambda candidates: torch.zeros(len(candidates)))
+        self._try_optimizer()
+
+    def _need(self, holds: bool, name: str, condition: str) -> None:
+        if not holds:
+            raise ValueError(f"A run needs {name} {condition}. Found {name}={getattr(self, name)!r}.")
+
+    def make_optimizer(self, params: nn.Parameter) -> tuple[Optimizer, LRScheduler | None]:
+        """The optimizer over the flat vector [d], and the schedule of its learning rate."""
+        if "lr" in parse(self.optimizer)[2]:
+            raise ValueError(f"The learning rate is a setting of its own. Found {self.optimizer!r}. Set lr instead.")
+        optimizer = build("optimizer", self.optimizer, OPTIMIZERS, overrides={"params": [params], "lr": self.lr})
+        if self.schedule is None:
+            return optimizer, None
+        return optimizer, build("schedule", self.schedule, SCHEDULES, overrides={"optimizer": optimizer})
+
+    def _try_optimizer(self) -> None:
+        params = nn.Parameter(torch.zeros(1))
+        optimizer, schedule = self.make_optimizer(params)
+        params.grad = torch.zeros(1)
+        try:
+            optimizer.step()
+            if schedule is not None:
+                schedule.step()
+        except (TypeError, RuntimeError) as error:
+            name = f"optimizer={self.optimizer!r} with schedule={self.schedule!r}"
+            raise ValueError(f"A run cannot use {name}: {error}.") from None
+
+    def faulty_workers(self) -> Callable[[int], Sequence[int]]:
+        """Who is faulty, as a function of the step."""
+        return redrawn(self.faulty, self.workers, self.seed) if self.redraw else fixed(self.faulty)
+
+    def to_toml(self) -> str:
+        """The settings as a TOML file that `zeno train` reads back; what is None is left out."""
+        registries: dict[str, Mapping[str, object]] = {"rule": RULES, "fault": FAULTS, "split": SPLITS}
+        lines = []
+        for name, value in ((f.name, getattr(self, f.name)) for f in fields(self)):
+            if name in registries:
+                value = describe(value, registries[name])
+            if isinstance(value, Task):
+                value = repr(value)
+            if value is not None:
+                lines.append(f"{name} = {json.dumps(value)}\n")
+        return "".join(lines)
+
+
+def from_settings(settings: Mapping[str, Any]) -> Run:
+    """A Run from plain values, as a TOML file or the command line give them; errors say which one is wrong."""
+    known = {f.name: f for f in fields(Run)}
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        find("setting", name, {**known, **RULE_SETTINGS})
+        if name in RULE_SETTINGS:
+            continue
+        kind = known[name].type
+        wanted = (int, float) if kind is float else kind if kind in (int, bool) else str
+        if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"The setting {name} does not take a {type(value).__name__}. Found {name}={value!r}.")
+        values[name] = value
+
+    if "fault" in values:
+        values["fault"] = build("fault", values["fault"], FAULTS)
+    if "split" in values:
+        values["split"] = build("split", values["split"], SPLITS)
+    rule_settings = {name: settings[name] for name in RULE_SETTINGS if name in settings}
+    values["rule"] = make_rule(values.get("rule", "zeno"), rule_settings)
+    return Run(**values)
+
+
+def make_rule(text: str, settings: Mapping[str, Any] = NOTHING, defaults: Mapping[str, Any] = NOTHING) -> Rule:
+    """The rule that the text names; settings win over the text, defaults fill in what it leaves out."""
+    parameters = [f.name for f in fields(find("rule", parse(text)[0], RULES))]  # type: ignore[arg-type]
+
+    def of_this_rule(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {p: value for name, value in values.items() for p in RULE_SETTINGS[name] if p in parameters}
+
+    for name in settings:
+        if not of_this_rule({name: None}):
+            raise ValueError(f"The rule {text!r} has no {name}. It takes: {', '.join(parameters) or 'nothing'}.")
+    return build("rule", text, RULES, of_this_rule({"trim": PAPER_TRIM, **defaults}), of_this_rule(settings))

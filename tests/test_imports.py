@@ -1,0 +1,51 @@
+"""Imports point one way, so that each part can be read without the ones above it."""
+
+import ast
+from pathlib import Path
+
+import zeno
+
+ROOT = Path(zeno.__file__).parent
+MAY_IMPORT = {
+    "rules": set(),
+    "data": set(),
+    "records": set(),
+    "spec": set(),
+    "models": set(),
+    "problem": {"data"},
+    "faults": {"data"},
+    "download": {"spec"},
+    "tasks": {"data", "models", "problem", "spec"},
+    "worker": {"data", "faults", "problem"},
+    "cluster": {"data", "faults", "worker"},
+    "server": {"cluster", "data", "problem", "rules"},
+    "run": {"cluster", "data", "faults", "rules", "spec", "tasks"},
+    "train": {"cluster", "data", "problem", "records", "run", "server", "tasks", "worker"},
+    "compare": {"rules", "run", "spec"},
+    "report": {"records"},
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module == "zeno":
+            names = [f"zeno.{alias.name}" for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("zeno.")}
+    return found
+
+
+def test_every_part_imports_only_what_lies_below_it() -> None:
+    parts = {path.relative_to(ROOT).parts[0].removesuffix(".py") for path in ROOT.rglob("*.py")}
+    assert parts - {"__init__", "cli"} == set(MAY_IMPORT)
+    for part, allowed in MAY_IMPORT.items():
+        files = [ROOT / f"{part}.py"] if (ROOT / f"{part}.py").exists() else list((ROOT / part).glob("*.py"))
+        found = set().union(*(imports_of(file) for file in files)) - {part}
+        assert found <= allowed, f"{part} imports {sorted(found - allowed)}"
+
+
+def test_every_public_name_is_there() -> None:
+    for name in zeno.__all__:
+        assert hasattr(zeno, name)
