@@ -64,6 +64,15 @@ def test_parameters_are_views_of_one_buffer() -> None:
     assert torch.cat([p.flatten() for p in problem.model.parameters()]).tolist() == list(range(problem.size))
 
 
+def test_parameters_that_were_given_other_memory_become_views_again() -> None:
+    problem, _ = make("mlp")
+    other = torch.arange(problem.size, dtype=torch.float32)
+    nn.utils.vector_to_parameters(other, problem.model.parameters())
+    assert torch.equal(problem.flat, other)
+    problem.load(torch.zeros(problem.size))
+    assert all(parameter.eq(0).all() for parameter in problem.model.parameters())
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [4, 64])
 def test_scores_equal_the_definition_computed_the_slow_way(name: str, size: int) -> None:

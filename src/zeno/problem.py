@@ -47,16 +47,24 @@ class Problem:
                 "A Problem needs a model with trainable parameters of one dtype on one device. "
                 f"Found {sorted(map(str, kinds)) or 'no trainable parameters'}."
             )
-        self.flat = torch.cat([p.detach().flatten() for p in self.parameters])  # [d]
-        views = self.flat.split([p.numel() for p in self.parameters])
-        for parameter, view in zip(self.parameters, views, strict=True):
-            parameter.data = view.view(parameter.shape)
+        self._flat = torch.cat([p.detach().flatten() for p in self.parameters])  # [d]
+        parts = self._flat.split([p.numel() for p in self.parameters])
+        self._views = [part.view(p.shape) for p, part in zip(self.parameters, parts, strict=True)]
         self.norms = [n for n in model.modules() if isinstance(n, _NormBase) and n.track_running_stats]
+
+    @property
+    def flat(self) -> Tensor:
+        """The parameters that the model has now [d]; writing to it writes to the model."""
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            if parameter.data_ptr() != view.data_ptr():  # at first, or when somebody gave it other memory since
+                view.copy_(parameter.detach())
+                parameter.data = view
+        return self._flat
 
     @property
     def size(self) -> int:
         """d, the number of trainable parameters."""
-        return self.flat.numel()
+        return self._flat.numel()
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -87,7 +95,7 @@ class Problem:
         """Gradient of the mean loss [d]: dropout drawn from `seed`, statistics of the batch, buffers unchanged."""
         self.load(params)
         self.model.train()
-        with _seeded(seed, self.flat), self._buffers_unchanged():
+        with _seeded(seed, self._flat), self._buffers_unchanged():
             loss = self.loss_of(self._outputs(batch.inputs), batch.targets)
             gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         return torch.cat([g.flatten() for g in gradients])
@@ -102,11 +110,11 @@ class Problem:
         if len(batch.targets) >= OWN_STATISTICS_FROM:
             for norm in self.norms:
                 norm.train()
-        losses = []
+        losses, flat = [], self.flat
         with self._buffers_unchanged():
             start = self._forward_loss(batch)
             for u in candidates:
-                torch.add(params, u, alpha=-lr, out=self.flat)
+                torch.add(params, u, alpha=-lr, out=flat)
                 losses.append(self._forward_loss(batch) if bool(u.isfinite().all()) else float("nan"))
         self.load(params)
         return start - torch.tensor(losses, dtype=torch.float64, device=candidates.device)
