@@ -158,6 +158,14 @@ def test_a_candidate_that_is_not_finite_has_no_descent_and_harms_no_other() -> N
     assert torch.equal(problem.flat, x), "the model is left as it was"
 
 
+def test_descent_can_be_asked_for_at_the_models_own_parameters() -> None:
+    problem, _ = make("mlp")
+    x, samples = problem.flat.clone(), batch(8)
+    rows = torch.stack([problem.gradient(x, samples, 1)] * 3)
+    assert torch.equal(problem.descent(problem.flat, rows, 0.1, samples), problem.descent(x, rows, 0.1, samples))
+    assert torch.equal(problem.flat, x)
+
+
 def test_accuracy_is_the_share_of_labels_with_the_highest_output() -> None:
     problem = zeno.Problem(nn.Linear(2, 2, bias=False))
     inputs = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 1.0], [2.0, 5.0]])

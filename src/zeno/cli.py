@@ -233,6 +233,7 @@ def _show(runs: Mapping[str, Run], done: Mapping[str, Sequence[Record]], folder:
     some = next(iter(runs.values()))
     faulty = max(run.faulty for run in runs.values())
     fault = f"{faulty} of {some.workers} workers faulty ({describe(some.fault, FAULTS)})" if faulty else "no faults"
+    folder.mkdir(parents=True, exist_ok=True)  # not there yet if the first run was interrupted while it started
     report.curves(done, folder / "curves.png", f"{some.task}, {fault}")
     results = {
         "folder": str(folder),
@@ -254,6 +255,6 @@ def _list(what: str, known: Mapping[str, Any]) -> None:
         is_class = isinstance(value, type)
         parameters = [p.replace(annotation=p.empty) for p in inspect.signature(value).parameters.values()]
         form = f"{name}({', '.join(map(str, parameters))})" if is_class and parameters else name
-        text = (getattr(value, "func", value).__doc__ or "").strip().splitlines()[0]
+        text = (value.__doc__ or "").strip().splitlines()[0]
         table.add_row(form, text)
     out.print(table)

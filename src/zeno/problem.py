@@ -105,6 +105,7 @@ class Problem:
 
         NaN for a candidate that is not finite.
         """
+        params = params.detach().clone()  # it may be `flat` itself, which is about to be written to
         self.load(params)
         self.model.eval()
         if len(batch.targets) >= OWN_STATISTICS_FROM:
