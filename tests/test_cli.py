@@ -69,6 +69,27 @@ def test_train_reads_toml_and_flags_win(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert read(tmp_path / "again") == records
 
 
+def test_compare_takes_the_rule_of_a_file_in_place_of_the_one_of_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text('workers = 5\nsteps = 1\nfaulty = 1\nrule = "zeno(trim=4, batch_size=2)"\n')
+    assert run(monkeypatch, "compare", tmp_path / "run.toml", "--json", "--out", tmp_path / "x[bold]y") == 0
+    names = [r["name"] for r in json.loads(capsys.readouterr().out)["runs"]]
+    assert names == ["mean without faults", "mean", "median", "krum(faulty=1)", "zeno(trim=4, batch_size=2)"]
+
+
+def test_folders_are_printed_as_they_are_named_and_never_shared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(monkeypatch, "train", *SMALL, "--trim", 1, "--out", tmp_path / "x[bold]y") == 0
+    assert "x[bold]y" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda form: "now")
+    for _ in range(2):
+        assert run(monkeypatch, "train", *SMALL, "--trim", 1) == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
 def test_every_setting_of_a_run_has_a_flag(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("train", "compare"):
         monkeypatch.setenv("COLUMNS", "200")
@@ -89,6 +110,7 @@ MISTAKES = [
     (["train", "--split", "by_label(3)"], "does not fit by_label()"),
     (["train", "no-such-file.toml"], "no-such-file.toml"),
     (["compare", "--rule", "best"], "Unknown rule 'best'"),
+    (["compare", "--trim", "25"], "A comparison needs trim from 0"),
     (["compare", "--workers", "10"], "faulty of at most workers=10"),
     (["data", "imagenet"], "Unknown data set 'imagenet'"),
 ]
@@ -152,11 +174,13 @@ def test_more_faulty_workers_than_the_rule_is_told_of_are_noted(
     assert "2 workers are faulty, zeno(trim=1) is told of 1" in capsys.readouterr().err
 
 
-def test_ctrl_c_leaves_a_run_that_can_be_read(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from zeno.cli import main; main()"]
-    arguments = ["train", "--workers", "3", "--rule", "mean", "--steps", "1000000", "--out", str(tmp_path / "out")]
+@pytest.mark.parametrize(("name", "folder"), [("train", "out"), ("compare", "out/mean-without-faults")])
+def test_ctrl_c_leaves_a_run_that_can_be_read(name: str, folder: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from zeno.cli import main; main()", name]
+    arguments = ["--workers", "3", "--faulty", "1", "--rule", "mean", "--steps", "1000000"]
+    arguments += ["--out", str(tmp_path / "out")]
     process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    records = tmp_path / "out" / "records.jsonl"
+    records = tmp_path / folder / "records.jsonl"
     deadline = time.monotonic() + 120
     while not (records.exists() and records.read_text().count("\n") > 30):
         assert process.poll() is None, process.communicate()
@@ -168,6 +192,6 @@ def test_ctrl_c_leaves_a_run_that_can_be_read(tmp_path: Path) -> None:
     assert "interrupted: the records up to here" in errors
     assert "Traceback" not in errors
     assert "mean" in shown
-    assert len(read(tmp_path / "out")) > 30
-    assert (tmp_path / "out" / MODEL_FILE).exists()
+    assert len(read(tmp_path / folder)) > 30
+    assert (tmp_path / folder / MODEL_FILE).exists()
     assert (tmp_path / "out" / "curves.png").exists()

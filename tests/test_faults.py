@@ -84,6 +84,25 @@ def test_all_workers_or_only_silent_ones_may_be_faulty() -> None:
     assert replies(zeno.Faulty(Fixed(), zeno.SignFlip(), lambda step: [2], 0)) == {1: 2.0, 0: 1.0, 2: None}
 
 
+def test_what_a_fault_draws_depends_on_the_seed_and_the_step() -> None:
+    def sent(seed: int, step: int) -> float | None:
+        return replies(zeno.Faulty(Fixed(), zeno.Gaussian(), lambda step: [0], seed), step)[0]
+
+    assert sent(0, 0) == sent(0, 0)
+    assert len({sent(0, 0), sent(0, 1), sent(1, 0)}) == 3
+
+
+def test_workers_that_are_silent_or_send_other_sizes_are_passed_on_as_they_are() -> None:
+    class Odd(Fixed):
+        def gradients(
+            self, params: Tensor, buffers: Mapping[str, Tensor], step: int, faults: Mapping[int, zeno.Fault] = NO_FAULTS
+        ) -> Iterator[zeno.Reply]:
+            yield zeno.Reply(0, step, torch.ones(5))
+            yield zeno.Reply(1, step, torch.ones(2))
+
+    assert replies(zeno.Faulty(Odd(), zeno.SignFlip(), lambda step: [0, 1, 2], 0)) == {0: 1.0, 1: -1.0}
+
+
 def test_a_faulty_cluster_closes_the_one_inside() -> None:
     inner = Fixed()
     with zeno.Faulty(inner, zeno.SignFlip(), lambda step: [], 0):

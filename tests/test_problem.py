@@ -1,6 +1,7 @@
 """A model as functions of one flat vector, against the same things done the slow way, layer by layer."""
 
 import copy
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -188,3 +189,44 @@ def test_a_loss_with_weights_of_its_own_can_be_scored() -> None:
     problem = zeno.Problem(models.mlp((1, 8, 8), 10), nn.CrossEntropyLoss(weight=torch.linspace(1, 2, 10)))
     x, samples = problem.flat.clone(), batch(8)
     assert problem.descent(x, problem.gradient(x, samples, 1)[None], 0.1, samples)[0] > 0
+
+
+def test_vectors_that_require_a_gradient_leave_no_trace() -> None:
+    problem, _ = make("mlp")
+    x, samples = nn.Parameter(problem.flat.clone()), batch(8)
+    assert problem.loss(x, samples) == problem.loss(x.detach(), samples)
+    rows = nn.Parameter(problem.gradient(x, samples, 1)[None].clone())
+    assert not problem.descent(x, rows, 0.1, samples).requires_grad
+    assert not problem.flat.requires_grad
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda problem: pickle.loads(pickle.dumps(problem))])
+def test_copies_and_pickles_work_on_a_buffer_of_their_own(duplicate: Callable[[zeno.Problem], zeno.Problem]) -> None:
+    problem, _ = make("mlp")
+    x, samples = problem.flat.clone(), batch(8)
+    other = duplicate(problem)
+    assert other.loss(-x, samples) != other.loss(x, samples) == problem.loss(x, samples)
+    other.load(torch.zeros_like(x))
+    assert torch.equal(problem.flat, x)
+
+
+def test_models_that_reshape_their_inputs_are_left_the_layout_they_expect() -> None:
+    class Reshaping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3 * 8 * 8, 2)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.layer(inputs.view(len(inputs), -1))
+            return outputs
+
+    problem = zeno.Problem(Reshaping())
+    samples = zeno.Batch(torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]))
+    assert problem.gradient(problem.flat, samples, 0).isfinite().all()
+
+
+def test_refresh_that_fails_leaves_the_momentum_alone() -> None:
+    problem = zeno.Problem(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+    with pytest.raises(ValueError, match="more than 1 value"):
+        problem.refresh(problem.flat, torch.randn(1, 2))
+    assert problem.norms[0].momentum == 0.1

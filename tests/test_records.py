@@ -31,6 +31,8 @@ def test_records_read_back_as_they_were_written(tmp_path: Path) -> None:
             assert read(tmp_path)[-1] == record, "every line is there as soon as it is written"
     assert read(tmp_path) == [FIRST, SECOND, SKIPPED]
     assert (tmp_path / "run.toml").read_text() == "a = 1\n"
+    with pytest.raises(ValueError, match="holds a run already"):
+        Journal(tmp_path, "a = 2\n")
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
@@ -58,7 +60,7 @@ def test_summaries_count_by_hand() -> None:
     assert (summary.steps, summary.skipped) == (3, 1)
     assert (summary.accuracy, summary.train_loss) == (0.75, 0.25)
     assert summary.faulty_kept == 2 / 4  # of 0, 3 and 0, 3
-    assert summary.kept_faulty == 2 / 3  # of 0, 1 and 0
+    assert summary.faulty_among_kept == 2 / 3  # of 0, 1 and 0
     assert summary.seconds_per_step == 2.0
     assert summarize([]).accuracy is None
 

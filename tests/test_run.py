@@ -48,6 +48,11 @@ def test_the_defaults_are_the_papers() -> None:
         ({"stops": 3}, "Unknown setting 'stops'. Did you mean steps?"),
         ({"optimizer": "sdg"}, "Unknown optimizer 'sdg'. Did you mean sgd?"),
         ({"optimizer": "sgd(lr=1)"}, "Set lr instead"),
+        ({"rule": "zeno(rho='high')"}, "cannot be made"),
+        ({"rho": "high"}, "cannot be made"),
+        ({"optimizer": "sgd(momentum='x')"}, "cannot be made"),
+        ({"optimizer": "sgd(0.5)"}, "need their names"),
+        ({"schedule": "steplr(step_size=0)"}, "A run cannot use"),
         ({"optimizer": "lbfgs"}, "A run cannot use optimizer='lbfgs'"),
         ({"schedule": "steplr"}, "missing a required argument: 'step_size'"),
         ({"schedule": "reducelronplateau"}, "A run cannot use"),
@@ -56,6 +61,22 @@ def test_the_defaults_are_the_papers() -> None:
 def test_settings_that_cannot_work_are_refused_before_anything_runs(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError) as error:
         from_settings(settings)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rule": "zeno"}, "rule as a rule, such as zeno.Zeno(trim=4). Found rule='zeno'"),
+        ({"fault": zeno.LabelFlip}, "fault as a fault, such as zeno.LabelFlip()"),
+        ({"split": None}, "split as a split"),
+        ({"seed": 1.5}, "The setting seed does not take a float"),
+        ({"lr": "fast"}, "The setting lr does not take a str"),
+    ],
+)
+def test_python_users_get_the_same_care(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError) as error:
+        Run(**settings)
     assert words in str(error.value)
 
 
@@ -68,7 +89,7 @@ def test_flags_of_the_rule_win_over_its_text() -> None:
 def test_toml_gives_the_same_run_back() -> None:
     run = Run(
         task="mnist",
-        data='a "quoted" \\ path',
+        data='a "quoted" \\ path 😀',
         rule=zeno.Zeno(trim=13, batch_size=32),
         fault=zeno.SignFlip(10.0),
         faulty=12,
@@ -121,4 +142,7 @@ def test_a_comparison_tells_each_rule_of_as_many_faulty_workers_as_it_bears() ->
     assert all(run.faulty == 12 for name, run in compared.items() if name != WITHOUT_FAULTS)
     assert runs({"faulty": 19}, ["zeno"])["zeno(trim=19, batch_size=32)"].faulty == 19
     assert "zeno(trim=3, batch_size=8)" in runs({"trim": 3, "zeno_batch_size": 8}, ["zeno"])
+    for trim in (20, 25, -3, "5"):
+        with pytest.raises(ValueError, match="A comparison needs trim from 0 to workers - 1 = 19"):
+            runs({"trim": trim}, ["zeno"])
     assert "zeno(trim=5, batch_size=128)" in runs({"trim": 3}, ["zeno(trim=5, batch_size=128)"])

@@ -63,7 +63,14 @@ BROKEN = {
     "a string": ("hello", "sent str, expected a tensor"),
     "too many numbers": (torch.ones(12), r"sent numbers of shape [12], expected [2]"),
     "another shape": (torch.ones(2, 1), r"sent numbers of shape [2, 1], expected [2]"),
-    "float64": (torch.ones(2, dtype=torch.float64), "sent torch.float64, expected torch.float32"),
+    "float64": (
+        torch.ones(2, dtype=torch.float64),
+        "sent torch.float64, torch.strided, expected torch.float32, torch.strided",
+    ),
+    "a sparse tensor": (
+        torch.ones(2).to_sparse(),
+        "sent torch.float32, torch.sparse_coo, expected torch.float32, torch.strided",
+    ),
     "nan": (torch.tensor([1.0, math.nan]), "sent numbers that are not finite"),
     "inf": (torch.tensor([-math.inf, 1.0]), "sent numbers that are not finite"),
     "an old step": (zeno.Reply(1, 3, GOOD), "sent the gradient of step 3, expected step 0"),

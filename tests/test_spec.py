@@ -36,6 +36,8 @@ def test_what_does_not_fit_says_what_would() -> None:
         build("rule", "zeno(trum=3)", zeno.RULES)
     with pytest.raises(ValueError, match=r"does not fit krum\(faulty\).*missing a required argument: 'faulty'"):
         build("rule", "krum", zeno.RULES)
+    with pytest.raises(ValueError, match=r"The fault \"sign_flip\('a'\)\" cannot be made"):
+        build("fault", "sign_flip('a')", zeno.FAULTS)
     with pytest.raises(ValueError, match=r"too many positional arguments"):
         build("rule", "krum(1, 2)", zeno.RULES)
 

@@ -112,10 +112,28 @@ def test_a_task_of_the_users_own_is_found_beside_the_users_files(
         tasks.load("my_tasks:nothing")
 
 
-@pytest.mark.parametrize("name", ["no_such_module:f", "zeno.tasks:no_such_function"])
-def test_a_task_that_does_not_import_says_so(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["no_such_module:f", "zeno.tasks:no_such_function", ".relative:f", "broken:f", "raising:f", "zeno.tasks:load"],
+)
+def test_a_task_that_does_not_import_says_so(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    (tmp_path / "raising.py").write_text("raise RuntimeError('no')\n")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=f"Cannot load the task '{name}'"):
         tasks.load(name)
+
+
+def test_a_task_that_draws_its_data_repeats_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "drawn.py").write_text(
+        "import torch, zeno\n"
+        "def task():\n"
+        "    data = zeno.Dataset(torch.randn(50, 2), torch.randint(2, (50,)), classes=2)\n"
+        "    return zeno.Task(data, data, lambda: torch.nn.Linear(2, 2))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    run = zeno.Run(task="drawn:task", workers=3, rule=zeno.Mean(), steps=2)
+    assert zeno.train(run) == zeno.train(run)
 
 
 def test_an_unknown_task_gets_a_hint() -> None:

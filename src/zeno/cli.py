@@ -22,9 +22,9 @@ from zeno.data import SPLITS
 from zeno.faults import FAULTS
 from zeno.models import MODELS
 from zeno.records import Record, summarize
-from zeno.rules import RULES
-from zeno.run import PAPER_TRIM, Run, from_settings
-from zeno.spec import describe, find
+from zeno.rules import RULES, Zeno
+from zeno.run import PAPER_TRIM, REGISTRIES, Run, from_settings
+from zeno.spec import describe, find, parse
 from zeno.tasks import TASKS, data_folder
 from zeno.train import train as run_training
 
@@ -87,16 +87,21 @@ def _flags(changed: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
         )
         result[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
 
-    registries: dict[str, Mapping[str, object]] = {"rule": RULES, "fault": FAULTS, "split": SPLITS}
     for f in fields(Run):
-        default = describe(f.default, registries[f.name]) if f.name in registries else f.default
+        default = describe(f.default, REGISTRIES[f.name]) if f.name in REGISTRIES else f.default
         kind = f.type if f.type in (int, float, bool) else str
         add(f.name, kind, default, f.metadata["panel"], f.metadata["help"])
         if f.name == "rule":
             text = "Candidates the rule gives up as faulty (b): trim of zeno and trimmed_mean, faulty of krum."
             add("trim", int, PAPER_TRIM, "Rule", text)
-            add("rho", float, 5e-4, "Rule", "Weight of Zeno's penalty on the size of a candidate.")
-            add("zeno_batch_size", int, 4, "Rule", "Samples of the server's own that Zeno scores on (n_r).")
+            add("rho", float, Zeno.rho, "Rule", "Weight of Zeno's penalty on the size of a candidate.")
+            add(
+                "zeno_batch_size",
+                int,
+                Zeno.batch_size,
+                "Rule",
+                "Samples that Zeno scores on (n_r).",
+            )
     return result
 
 
@@ -121,7 +126,9 @@ def train(
 @with_settings(**comparison.DEFAULTS, trim="faulty + 1, or the most that a rule bears")
 def compare(
     file: Path | None = FILE,
-    rule: list[str] = typer.Option(list(comparison.PAPER_RULES), help="A rule to compare; repeat for more."),
+    rule: list[str] | None = typer.Option(
+        None, help="A rule to compare; repeat for more.", show_default=", ".join(comparison.PAPER_RULES)
+    ),
     out_folder: Path | None = OUT,
     as_json: bool = JSON,
     *,
@@ -131,7 +138,12 @@ def compare(
 
     Without arguments: handwritten digits, 20 workers, 12 of them with flipped labels; under a minute.
     """
-    runs = comparison.runs({**_read_toml(file), **settings}, rule)
+    from_file = _read_toml(file)
+    rules = list(comparison.PAPER_RULES)
+    if "rule" in from_file:  # stands in for the one of its name
+        own = str(from_file.pop("rule"))
+        rules = [name for name in rules if name != parse(own)[0]] + [own]
+    runs = comparison.runs({**from_file, **settings}, rule or rules)
     _execute(runs, _new_folder(out_folder, "compare"), as_json)
 
 
@@ -165,7 +177,7 @@ def data(
     find("data set", name, download.SOURCES)
     folder = to or data_folder() / name
     download.fetch(name, folder, url)
-    out.print(f"{name} is in {folder}", soft_wrap=True)
+    print(f"{name} is in {folder}")
 
 
 def _read_toml(file: Path | None) -> dict[str, Any]:
@@ -180,7 +192,8 @@ def _read_toml(file: Path | None) -> dict[str, Any]:
 
 def _new_folder(folder: Path | None, command: str) -> Path:
     if folder is None:
-        return Path("runs") / f"{command}-{time.strftime('%Y%m%d-%H%M%S')}"
+        named = Path("runs") / f"{command}-{time.strftime('%Y%m%d-%H%M%S')}"
+        return named if not named.exists() else named.with_name(f"{named.name}-{os.getpid()}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"The run folder {folder} is not empty. Name another one with --out.")
     return folder
@@ -193,7 +206,7 @@ def _execute(runs: Mapping[str, Run], folder: Path, as_json: bool) -> None:
     for name, run in runs.items():
         bears = getattr(run.rule, "trim", getattr(run.rule, "faulty", run.faulty))
         if run.faulty > bears:
-            err.print(f"[yellow]note:[/] {run.faulty} workers are faulty, {name} is told of {bears}", soft_wrap=True)
+            print(f"note: {run.faulty} workers are faulty, {name} is told of {bears}", file=sys.stderr)
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -221,7 +234,8 @@ def _execute(runs: Mapping[str, Run], folder: Path, as_json: bool) -> None:
                 break
     _show(runs, done, folder, as_json)
     if interrupted:
-        err.print("interrupted: the records up to here, and the model, are kept", soft_wrap=True)
+        kept = "the records up to here, and the model, are kept" if any(done.values()) else "before the first step"
+        print(f"interrupted: {kept}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
 
 
@@ -246,7 +260,7 @@ def _show(runs: Mapping[str, Run], done: Mapping[str, Sequence[Record]], folder:
     table = report.table(done)
     table.title = f"{some.task}, {fault}"
     out.print(table)
-    out.print(f"records, models and curves.png are in {folder}", soft_wrap=True)
+    print(f"records, models and curves.png are in {folder}")
 
 
 def _list(what: str, known: Mapping[str, Any]) -> None:

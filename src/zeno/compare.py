@@ -19,13 +19,15 @@ WITHOUT_FAULTS = "mean without faults"
 def runs(settings: Mapping[str, Any], rules: Sequence[str] = PAPER_RULES) -> dict[str, Run]:
     """The runs to compare, by name: settings as for `from_settings`, and rules as the command line writes them.
 
-    `trim` is one more than the number of faulty workers unless given, and at most what a rule bears: Krum cannot
+    `trim` is one more than the number of faulty workers unless given, and lowered to what a rule bears: Krum cannot
     be told of more than (m - 3) / 2. What is written out for one rule wins. The name of each run says what was taken.
     """
     settings = {**DEFAULTS, **settings}
     of_the_rules = {name: settings.pop(name) for name in RULE_SETTINGS if name in settings}
     base = from_settings({**settings, "rule": "mean"})
-    of_the_rules.setdefault("trim", min(base.faulty + 1, base.workers - 1))
+    trim = of_the_rules.setdefault("trim", min(base.faulty + 1, base.workers - 1))
+    if not isinstance(trim, int) or not 0 <= trim < base.workers:
+        raise ValueError(f"A comparison needs trim from 0 to workers - 1 = {base.workers - 1}. Found trim={trim!r}.")
     chosen = [_with_the_most_it_bears(text, of_the_rules, base.workers) for text in rules]
     return {
         WITHOUT_FAULTS: replace(base, rule=Mean(), faulty=0),

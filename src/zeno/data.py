@@ -56,10 +56,6 @@ class Dataset:
             inputs = inputs.float() * self.scale
         return Batch(inputs, self.targets[indices])
 
-    def batches(self, size: int) -> list[Tensor]:
-        """Indices of all samples, in order, at most `size` at a time."""
-        return list(torch.arange(len(self)).split(size))
-
 
 def draw(indices: Tensor, size: int, rng: np.random.Generator) -> Tensor:
     """`size` of the indices, independently and with replacement, as the theory has it."""

@@ -52,6 +52,10 @@ class Problem:
         self._views = [part.view(p.shape) for p, part in zip(self.parameters, parts, strict=True)]
         self.norms = [n for n in model.modules() if isinstance(n, _NormBase) and n.track_running_stats]
 
+    def __reduce__(self) -> tuple[type["Problem"], tuple[nn.Module, Loss]]:
+        """Copies and pickles are made from the model, so that theirs are views of a buffer of their own."""
+        return Problem, (self.model, self.loss_of)
+
     @property
     def flat(self) -> Tensor:
         """The parameters that the model has now [d]; writing to it writes to the model."""
@@ -71,11 +75,15 @@ class Problem:
         """The model's buffers by name, as they are; copy what you keep."""
         return dict(self.model.named_buffers())
 
-    def load(self, params: Tensor, buffers: Mapping[str, Tensor] | None = None) -> None:
-        """Puts parameters [d], and buffers if given, into the model."""
-        self.flat.copy_(params)
-        for name, value in (buffers or {}).items():
-            self.buffers[name].copy_(value)
+    def load(self, params: Tensor) -> None:
+        """Puts parameters [d] into the model."""
+        self.flat.copy_(params.detach())
+
+    def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
+        """Puts buffers, by name, into the model."""
+        own = self.buffers
+        for name, value in buffers.items():
+            own[name].copy_(value.detach())
 
     def loss(self, params: Tensor, batch: Batch) -> float:
         """Mean loss as in prediction: no dropout, running statistics."""
@@ -114,7 +122,7 @@ class Problem:
         losses, flat = [], self.flat
         with self._buffers_unchanged():
             start = self._forward_loss(batch)
-            for u in candidates:
+            for u in candidates.detach():
                 torch.add(params, u, alpha=-lr, out=flat)
                 losses.append(self._forward_loss(batch) if bool(u.isfinite().all()) else float("nan"))
         self.load(params)
@@ -131,14 +139,14 @@ class Problem:
             norm.train()
             norm.reset_running_stats()
             norm.momentum = None  # a plain average over what has been seen since the reset
-        with torch.no_grad():
-            self._outputs(inputs)
-        for norm, momentum in zip(self.norms, momenta, strict=True):
-            norm.momentum = momentum
+        try:
+            with torch.no_grad():
+                self._outputs(inputs)
+        finally:
+            for norm, momentum in zip(self.norms, momenta, strict=True):
+                norm.momentum = momentum
 
     def _outputs(self, inputs: Tensor) -> Tensor:
-        if inputs.ndim == 4:  # pictures: convolutions are about 1.5 times faster with the channels last
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
         outputs: Tensor = self.model(inputs)
         return outputs
 

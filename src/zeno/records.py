@@ -1,7 +1,8 @@
 """What is written down of every step, and read again by everything that looks at a run.
 
-A run folder holds `run.toml` (the settings: `zeno train run.toml` repeats the run), `records.jsonl` (one JSON
-line a step, flushed as it is written, so that a run that was stopped can be read) and `model.safetensors`.
+A run folder holds `run.toml` (the settings; where the task has a name, `zeno train run.toml` repeats the run),
+`records.jsonl` (one JSON line a step, flushed as it is written, so that a run that was stopped can be read) and
+`model.safetensors`.
 """
 
 import json
@@ -57,6 +58,8 @@ class Journal:
         self.records: list[Record] = []
         self._file: IO[str] | None = None
         if folder is not None:
+            if (folder / RECORDS_FILE).exists():
+                raise ValueError(f"The folder {folder} holds a run already. Name another one.")
             folder.mkdir(parents=True, exist_ok=True)
             (folder / RUN_FILE).write_text(settings, encoding="utf-8")
             self._file = (folder / RECORDS_FILE).open("w", encoding="utf-8")
@@ -89,10 +92,11 @@ class Summary:
 
     steps: int
     skipped: int
+    evaluations: int
     accuracy: float | None  # the last that was evaluated
     train_loss: float | None
     faulty_kept: float | None  # share of the faulty candidates that the rule kept
-    kept_faulty: float | None  # share of what the rule kept that was faulty
+    faulty_among_kept: float | None  # share of the candidates that the rule kept that were faulty
     seconds_per_step: float | None
 
 
@@ -107,9 +111,10 @@ def summarize(records: Sequence[Record]) -> Summary:
     return Summary(
         steps=len(records),
         skipped=sum(r.skipped is not None for r in records),
+        evaluations=sum(r.evaluated for r in records),
         accuracy=last.accuracy if last else None,
         train_loss=last.train_loss if last else None,
         faulty_kept=num_both / num_faulty if num_faulty else None,
-        kept_faulty=num_both / num_kept if num_faulty and num_kept else None,
+        faulty_among_kept=num_both / num_kept if num_faulty and num_kept else None,
         seconds_per_step=sum(sum(r.seconds.values()) for r in records) / len(records) if records else None,
     )

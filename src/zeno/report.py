@@ -16,7 +16,7 @@ def table(runs: Mapping[str, Sequence[Record]]) -> Table:
     """One line for each run."""
     result = Table(box=box.SIMPLE_HEAD)
     result.add_column("rule", no_wrap=True)
-    for heading in ("test accuracy", "train loss", "faulty kept", "kept that were faulty", "seconds a step"):
+    for heading in ("test accuracy", "train loss", "faulty kept", "faulty among kept", "seconds a step"):
         result.add_column(heading, justify="right")
     for name, records in runs.items():
         result.add_row(name, *_cells(summarize(records)))
@@ -29,9 +29,9 @@ def _cells(summary: Summary) -> list[str]:
 
     return [
         percent(summary.accuracy),
-        "not finite" if summary.train_loss is None else f"{summary.train_loss:.3f}",
+        "-" if not summary.evaluations else "not finite" if summary.train_loss is None else f"{summary.train_loss:.3f}",
         percent(summary.faulty_kept),
-        percent(summary.kept_faulty),
+        percent(summary.faulty_among_kept),
         "-" if summary.seconds_per_step is None else f"{summary.seconds_per_step:.4f}",
     ]
 

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ SCHEDULES: dict[str, Callable[..., LRScheduler]] = {
     if isinstance(kind, type) and issubclass(kind, LRScheduler) and kind is not LRScheduler
 }
 
+REGISTRIES: dict[str, Mapping[str, Any]] = {"rule": RULES, "fault": FAULTS, "split": SPLITS}
 PAPER_TRIM = 4  # b, for Krum and for Zeno, where no worker is faulty
 RULE_SETTINGS = {  # settings of the rule that have a flag of their own -> its parameters of that meaning
     "trim": ("trim", "faulty"),
@@ -47,7 +49,7 @@ class Run:
     task: str | Task = _setting(
         "digits", "Task", "What to train: a name that `zeno tasks` lists, or package.module:function."
     )
-    data: str | None = _setting(
+    data: str | Path | None = _setting(
         None, "Task", "Folder with the files of mnist or cifar10. Default: where `zeno data` puts them."
     )
     model: str | None = _setting(
@@ -78,10 +80,16 @@ class Run:
     seed: int = _setting(0, "Training", "What every random draw derives from.")
 
     def __post_init__(self) -> None:
-        for name, least in [("workers", 1), ("batch_size", 1), ("faulty", 0), ("steps", 1), ("seed", 0)]:
-            self._need(getattr(self, name) >= least, name, f"of at least {least}")
-        for name in ("eval_every", "eval_samples"):
+        for f in fields(self):
+            if f.type in (int, float, bool):
+                _check_kind(f.name, f.type, getattr(self, f.name))
+        self._need(callable(self.rule), "rule", "as a rule, such as zeno.Zeno(trim=4)")
+        self._need(callable(self.split), "split", "as a split, such as zeno.IID()")
+        self._need(isinstance(self.fault, Fault), "fault", "as a fault, such as zeno.LabelFlip()")
+        for name in ("workers", "batch_size", "steps", "eval_every", "eval_samples"):
             self._need(getattr(self, name) >= 1, name, "of at least 1")
+        for name in ("faulty", "seed"):
+            self._need(getattr(self, name) >= 0, name, "of at least 0")
         self._need(self.faulty <= self.workers, "faulty", f"of at most workers={self.workers}")
         self._need(0 <= self.server_data < 1, "server_data", "of at least 0 and below 1")
         self._need(math.isfinite(self.lr) and self.lr > 0, "lr", "that is finite and above 0")
@@ -95,8 +103,12 @@ class Run:
 
     def make_optimizer(self, params: nn.Parameter) -> tuple[Optimizer, LRScheduler | None]:
         """The optimizer over the flat vector [d], and the schedule of its learning rate."""
-        if "lr" in parse(self.optimizer)[2]:
-            raise ValueError(f"The learning rate is a setting of its own. Found {self.optimizer!r}. Set lr instead.")
+        for text in filter(None, (self.optimizer, self.schedule)):
+            _, args, keywords = parse(text)
+            if args:
+                raise ValueError(f"Parameters of optimizers and schedules need their names. Found {text!r}.")
+            if "lr" in keywords:
+                raise ValueError(f"The learning rate is a setting of its own. Found {text!r}. Set lr instead.")
         optimizer = build("optimizer", self.optimizer, OPTIMIZERS, overrides={"params": [params], "lr": self.lr})
         if self.schedule is None:
             return optimizer, None
@@ -104,15 +116,15 @@ class Run:
 
     def _try_optimizer(self) -> None:
         params = nn.Parameter(torch.zeros(1))
-        optimizer, schedule = self.make_optimizer(params)
         params.grad = torch.zeros(1)
         try:
+            optimizer, schedule = self.make_optimizer(params)
             optimizer.step()
             if schedule is not None:
                 schedule.step()
-        except (TypeError, RuntimeError) as error:
+        except (TypeError, RuntimeError, ArithmeticError) as error:
             name = f"optimizer={self.optimizer!r} with schedule={self.schedule!r}"
-            raise ValueError(f"A run cannot use {name}: {error}.") from None
+            raise ValueError(f"A run cannot use {name}: {error}.") from error
 
     def faulty_workers(self) -> Callable[[int], Sequence[int]]:
         """Who is faulty, as a function of the step."""
@@ -120,15 +132,12 @@ class Run:
 
     def to_toml(self) -> str:
         """The settings as a TOML file that `zeno train` reads back; what is None is left out."""
-        registries: dict[str, Mapping[str, object]] = {"rule": RULES, "fault": FAULTS, "split": SPLITS}
         lines = []
         for name, value in ((f.name, getattr(self, f.name)) for f in fields(self)):
-            if name in registries:
-                value = describe(value, registries[name])
-            if isinstance(value, Task):
-                value = repr(value)
+            if name in REGISTRIES:
+                value = describe(value, REGISTRIES[name])
             if value is not None:
-                lines.append(f"{name} = {json.dumps(value)}\n")
+                lines.append(f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}\n")
         return "".join(lines)
 
 
@@ -141,18 +150,21 @@ def from_settings(settings: Mapping[str, Any]) -> Run:
         if name in RULE_SETTINGS:
             continue
         kind = known[name].type
-        wanted = (int, float) if kind is float else kind if kind in (int, bool) else str
-        if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
-            raise ValueError(f"The setting {name} does not take a {type(value).__name__}. Found {name}={value!r}.")
+        _check_kind(name, kind if kind in (int, float, bool) else str, value)
         values[name] = value
 
-    if "fault" in values:
-        values["fault"] = build("fault", values["fault"], FAULTS)
-    if "split" in values:
-        values["split"] = build("split", values["split"], SPLITS)
+    for name in ("fault", "split"):
+        if name in values:
+            values[name] = build(name, values[name], REGISTRIES[name])
     rule_settings = {name: settings[name] for name in RULE_SETTINGS if name in settings}
     values["rule"] = make_rule(values.get("rule", "zeno"), rule_settings)
     return Run(**values)
+
+
+def _check_kind(name: str, kind: object, value: object) -> None:
+    wanted: Any = (int, float) if kind is float else kind
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"The setting {name} does not take a {type(value).__name__}. Found {name}={value!r}.")
 
 
 def make_rule(text: str, settings: Mapping[str, Any] = NOTHING, defaults: Mapping[str, Any] = NOTHING) -> Rule:

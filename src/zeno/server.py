@@ -95,10 +95,10 @@ class Server:
         errors = dict.fromkeys(range(self.cluster.size), "sent no reply")
         self.candidates.fill_(torch.nan)
         for reply in self.cluster.gradients(params, self.problem.buffers, step):
-            error = fault_of(reply, step, params)
+            error = error_in(reply, step, params)
             if error is None:
-                self.candidates[reply.worker] = reply.gradient
-                del errors[reply.worker]
+                self.candidates[reply.worker] = reply.gradient.detach()  # type: ignore[union-attr]
+                errors.pop(reply.worker, None)
             else:
                 errors[reply.worker] = error
         return errors
@@ -111,7 +111,7 @@ class Server:
             self.problem.refresh(self.params.detach(), self._draw("statistics", step, STATISTICS_SAMPLES).inputs)
 
 
-def fault_of(reply: Reply, step: int, params: Tensor) -> str | None:
+def error_in(reply: Reply, step: int, params: Tensor) -> str | None:
     """What is wrong with a reply, or None. Looks at the numbers last, and only at as many as there should be."""
     gradient = reply.gradient
     if reply.error is not None:
@@ -122,8 +122,8 @@ def fault_of(reply: Reply, step: int, params: Tensor) -> str | None:
         return f"sent the gradient of step {reply.step}, expected step {step}"
     if gradient.shape != params.shape:
         return f"sent numbers of shape {list(gradient.shape)}, expected {list(params.shape)}"
-    if gradient.dtype != params.dtype:
-        return f"sent {gradient.dtype}, expected {params.dtype}"
+    if gradient.dtype != params.dtype or gradient.layout != params.layout:
+        return f"sent {gradient.dtype}, {gradient.layout}, expected {params.dtype}, {params.layout}"
     if not bool(gradient.isfinite().all()):
         return "sent numbers that are not finite"
     return None

@@ -52,16 +52,19 @@ def build(
     """
     name, args, keywords = parse(text)
     make = find(what, name, known)
-    parameters = inspect.signature(make).parameters
-    usable_defaults = {key: value for key, value in defaults.items() if key in parameters}
-    named_args = dict(zip(parameters, args, strict=False))
+    signature = inspect.signature(make)
+    usable_defaults = {key: value for key, value in defaults.items() if key in signature.parameters}
     try:
-        inspect.signature(make).bind_partial(*args, **keywords)
-        inspect.signature(make).bind(**{**usable_defaults, **named_args, **keywords, **overrides})
+        written = signature.bind_partial(*args, **keywords).arguments
+        everything = {**usable_defaults, **written, **overrides}
+        signature.bind(**everything)
     except TypeError as error:
-        form = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in parameters.values())
-        raise ValueError(f"The {what} {text!r} does not fit {name}({form}): {error}.") from None
-    return make(**{**usable_defaults, **named_args, **keywords, **overrides})
+        form = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        raise ValueError(f"The {what} {text!r} does not fit {name}({', '.join(map(str, form))}): {error}.") from None
+    try:
+        return make(**everything)
+    except (TypeError, ArithmeticError) as error:  # a value of the wrong kind
+        raise ValueError(f"The {what} {text!r} cannot be made: {error}.") from error
 
 
 def describe(value: object, known: Mapping[str, object]) -> str:

@@ -33,7 +33,7 @@ class Task:
 
     train: Dataset
     test: Dataset
-    model: Callable[[], nn.Module]  # called once for each copy, under the run's seed
+    model: Callable[[], nn.Module]  # makes a new one at every call, under the run's seed
     loss: Loss = F.cross_entropy  # the mean over the samples
 
 
@@ -106,8 +106,8 @@ def _own(name: str) -> Task:
     sys.path.insert(0, os.getcwd())  # as `python -m` does: a task beside the user's own files is found
     try:
         task = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"Cannot load the task {name!r}: {error}.") from error
+    except Exception as error:
+        raise ValueError(f"Cannot load the task {name!r}: {type(error).__name__}: {error}.") from error
     finally:
         sys.path.pop(0)
     if not isinstance(task, Task):

@@ -20,15 +20,19 @@ from zeno.worker import Worker
 EVAL_BATCH_SIZE = 500
 
 
-def train(run: Run, folder: Path | None = None, on_record: Callable[[Record], None] | None = None) -> list[Record]:
+def train(
+    run: Run, folder: str | Path | None = None, on_record: Callable[[Record], None] | None = None
+) -> list[Record]:
     """Trains, and returns one record a step.
 
     With a folder, the settings, the records as they come and the trained model are written there, also when the
     run is interrupted. `on_record` is called after every step.
     """
-    task = run.task if isinstance(run.task, Task) else tasks.load(run.task, Path(run.data) if run.data else None)
-    task = tasks.with_model(task, run.model) if run.model else task
-    with torch.random.fork_rng(devices=[]):
+    folder = None if folder is None else Path(folder)
+    with torch.random.fork_rng(devices=[]):  # a task of the user's own may draw, and models always do
+        torch.manual_seed(int(generator(run.seed, "task").integers(2**63)))
+        task = run.task if isinstance(run.task, Task) else tasks.load(run.task, Path(run.data) if run.data else None)
+        task = tasks.with_model(task, run.model) if run.model else task
         torch.manual_seed(int(generator(run.seed, "initialisation").integers(2**63)))
         problem = Problem(task.model(), task.loss)
     params = nn.Parameter(problem.flat.clone())  # [d]
@@ -57,7 +61,7 @@ def train(run: Run, folder: Path | None = None, on_record: Callable[[Record], No
         finally:
             if folder is not None:
                 problem.load(params.detach())
-                weights = {name: value.clone() for name, value in problem.model.state_dict().items()}
+                weights = {name: value.contiguous().clone() for name, value in problem.model.state_dict().items()}
                 safetensors.torch.save_file(weights, folder / MODEL_FILE)
         return journal.records
 

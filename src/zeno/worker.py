@@ -32,6 +32,6 @@ class Worker:
         if fault is not None:
             rng = generator(self.seed, "fault on batch", self.index, step)
             batch = fault.on_batch(batch, self.dataset.classes, rng)
-        self.problem.load(params, buffers)
+        self.problem.load_buffers(buffers)
         dropout_seed = int(generator(self.seed, "dropout", self.index, step).integers(2**63))
         return self.problem.gradient(params, batch, dropout_seed)

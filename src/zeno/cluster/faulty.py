@@ -28,11 +28,14 @@ class Faulty(Cluster):
         who = self.who(step)
         on_batches = {**faults, **dict.fromkeys(who, self.fault)}
         replies = {reply.worker: reply for reply in self.cluster.gradients(params, buffers, step, on_batches)}
-        own = {i: replies[i].gradient for i in who if replies[i].gradient is not None}
+        gradients = {
+            i: r.gradient for i, r in replies.items() if r.gradient is not None and r.gradient.shape == params.shape
+        }
+        own = {i: gradient for i, gradient in gradients.items() if i in who}
+        correct = [gradient for i, gradient in gradients.items() if i not in who]
         if own:
-            correct = [r.gradient for r in replies.values() if r.worker not in who and r.gradient is not None]
             sent = self.fault.on_gradients(
-                torch.stack([g for g in own.values() if g is not None]),
+                torch.stack(list(own.values())),
                 torch.stack(correct) if correct else params.new_empty(0, len(params)),
                 generator(self.seed, "fault on gradients", step=step),
             )

@@ -33,10 +33,11 @@ class Krum:
 
         # Column 0 of each sort is the candidate itself, at distance 0.
         nearest = squared_distances(candidates[usable]).sort(dim=1).values[:, 1 : m - self.faulty - 1]
+        sums = nearest.sum(dim=1)
         scores = torch.full((m,), -torch.inf, dtype=torch.float64, device=candidates.device)
-        scores[usable] = -nearest.sum(dim=1)
+        scores[usable] = -sums
 
-        best = int(scores.argsort(descending=True, stable=True)[0])  # stable: the lower row wins a tie
+        best = int(usable.nonzero()[sums.argsort(stable=True)[0]])  # stable: the lower row wins a tie
         kept = torch.zeros_like(usable)
         kept[best] = True
         return Aggregate(candidates[best].clone(), scores, kept)
