@@ -14,10 +14,10 @@ LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))  # not told
 
 def table(runs: Mapping[str, Sequence[Record]]) -> Table:
     """One line for each run."""
-    result = Table(box=box.SIMPLE_HEAD)
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     result.add_column("rule", no_wrap=True)
-    for heading in ("test accuracy", "train loss", "faulty kept", "faulty among kept", "seconds a step"):
-        result.add_column(heading, justify="right")
+    for heading in ("test\naccuracy", "train\nloss", "faulty\nkept", "faulty\nof kept", "s a\nstep"):
+        result.add_column(heading, justify="right", no_wrap=True)
     for name, records in runs.items():
         result.add_row(name, *_cells(summarize(records)))
     return result
