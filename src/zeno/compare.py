@@ -5,10 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from zeno.rules import RULES, Mean, Rule
-from zeno.run import RULE_SETTINGS, Run, from_settings, make_rule
+from zeno.run import RULE_SETTINGS, Run, from_settings, make_rule, try_rule
 from zeno.spec import describe
 
 PAPER_RULES = ("mean", "median", "krum", "zeno")
@@ -39,6 +37,6 @@ def _with_the_most_it_bears(text: str, settings: Mapping[str, Any], workers: int
     for trim in range(settings["trim"], 0, -1):
         rule = make_rule(text, defaults={**settings, "trim": trim})
         with contextlib.suppress(ValueError):
-            rule(torch.zeros(workers, 1), lambda candidates: torch.zeros(len(candidates)))
+            try_rule(rule, workers)
             return rule
     return make_rule(text, defaults={**settings, "trim": 0})

@@ -94,7 +94,7 @@ class Run:
         self._need(0 <= self.server_data < 1, "server_data", "of at least 0 and below 1")
         self._need(math.isfinite(self.lr) and self.lr > 0, "lr", "that is finite and above 0")
         # Dry runs: whatever cannot work with this many workers or this optimizer says so now, not after an hour.
-        self.rule(torch.zeros(self.workers, 1), lambda candidates: torch.zeros(len(candidates)))
+        try_rule(self.rule, self.workers)
         self._try_optimizer()
 
     def _need(self, holds: bool, name: str, condition: str) -> None:
@@ -165,6 +165,11 @@ def _check_kind(name: str, kind: object, value: object) -> None:
     wanted: Any = (int, float) if kind is float else kind
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"The setting {name} does not take a {type(value).__name__}. Found {name}={value!r}.")
+
+
+def try_rule(rule: Rule, workers: int) -> None:
+    """Raises what the rule raises for this many candidates, however good they are."""
+    rule(torch.zeros(workers, 1), lambda candidates: torch.zeros(len(candidates)))
 
 
 def make_rule(text: str, settings: Mapping[str, Any] = NOTHING, defaults: Mapping[str, Any] = NOTHING) -> Rule:

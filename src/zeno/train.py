@@ -54,7 +54,7 @@ def train(
                     loss = evaluate(problem.loss, params.detach(), task.train, train_eval)
                     if task.test.classes is not None:
                         accuracy = evaluate(problem.accuracy, params.detach(), task.test, test_eval)
-                record = _record(step, outcome, who(step) if run.faulty else [], evaluated, loss, accuracy)
+                record = _record(step, outcome, who(step), evaluated, loss, accuracy)
                 journal.append(record)
                 if on_record is not None:
                     on_record(record)
