@@ -107,6 +107,7 @@ MISTAKES = [
     (["train", "--task", "cifar"], "Unknown task 'cifar'. Did you mean cifar10?"),
     (["train", "--task", "cifar10", "--data", "no-such-folder"], "needs the file data_batch_1.bin in no-such-folder"),
     (["train", "--model", "resnet"], "Unknown model 'resnet'"),
+    (["train", "--model", "cnn(depth=3)"], "does not fit cnn("),
     (["train", "--split", "by_label(3)"], "does not fit by_label()"),
     (["train", "no-such-file.toml"], "no-such-file.toml"),
     (["compare", "--rule", "best"], "Unknown rule 'best'"),
@@ -156,7 +157,7 @@ def test_a_folder_that_holds_something_is_never_overwritten(
     [
         ("rules", list(zeno.RULES)),
         ("faults", list(zeno.FAULTS)),
-        ("tasks", [*zeno.TASKS, "small_cnn", "dirichlet(alpha=0.5)"]),
+        ("tasks", [*zeno.TASKS, "small_cnn(dropout=0.25)", "dirichlet(alpha=0.5)"]),
     ],
 )
 def test_what_there_is_is_listed_with_a_line_each(

@@ -67,6 +67,9 @@ def test_the_quarter_of_the_width_replaces_a_tasks_own_model(tmp_path: Path) -> 
     write_cifar10(tmp_path)
     task = tasks.with_model(tasks.load("cifar10", tmp_path), "small_cnn")
     assert zeno.Problem(task.model()).size < 1_310_922 / 12
+    without_dropout = tasks.with_model(task, "cnn(width=8, dropout=0)").model()
+    assert {m.p for m in without_dropout.modules() if isinstance(m, torch.nn.Dropout)} == {0}
+    assert sum(isinstance(m, torch.nn.Dropout) for m in task.model().modules()) == 3
 
 
 def test_missing_files_say_how_to_get_them(tmp_path: Path) -> None:

@@ -266,9 +266,10 @@ def _show(runs: Mapping[str, Run], done: Mapping[str, Sequence[Record]], folder:
 def _list(what: str, known: Mapping[str, Any]) -> None:
     table = Table(what, "what it is")
     for name, value in known.items():
-        is_class = isinstance(value, type)
-        parameters = [p.replace(annotation=p.empty) for p in inspect.signature(value).parameters.values()]
-        form = f"{name}({', '.join(map(str, parameters))})" if is_class and parameters else name
+        of_the_run = ("data", "shape", "classes")  # what tasks and models get from the run, not from the user
+        parameters = [p for p in inspect.signature(value).parameters.values() if p.name not in of_the_run]
+        shown = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
+        form = f"{name}({shown})" if shown else name
         text = (value.__doc__ or "").strip().splitlines()[0]
         table.add_row(form, text)
     out.print(table)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from zeno.data import Dataset, generator
 from zeno.models import MODELS
 from zeno.problem import Loss
-from zeno.spec import find
+from zeno.spec import build, find
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +43,11 @@ def load(name: str, data: Path | None = None) -> Task:
 
 
 def with_model(task: Task, model: str) -> Task:
-    """The same task with its network replaced by one of MODELS."""
-    make, shape, classes = find("model", model, MODELS), task.train.inputs.shape[1:], task.train.classes
-    if classes is None:
+    """The same task with its network replaced by one of MODELS, such as `small_cnn` or `small_cnn(dropout=0)`."""
+    if task.train.classes is None:
         raise ValueError(f"The model {model!r} needs a task with class labels. Found a task without.")
-    return replace(task, model=lambda: make(shape, classes))
+    made_for = {"shape": task.train.inputs.shape[1:], "classes": task.train.classes}
+    return replace(task, model=lambda: build("model", model, MODELS, overrides=made_for))
 
 
 def data_folder() -> Path:
@@ -96,9 +96,7 @@ TASKS: dict[str, Callable[[Path | None], Task]] = {"digits": digits, "mnist": mn
 
 
 def _classifier(model: str, train: Dataset, test: Dataset) -> Task:
-    make, shape, classes = MODELS[model], train.inputs.shape[1:], train.classes
-    assert classes is not None
-    return Task(train, test, lambda: make(shape, classes))
+    return with_model(Task(train, test, nn.Identity), model)
 
 
 def _own(name: str) -> Task:
