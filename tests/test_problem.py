@@ -93,6 +93,16 @@ def test_scores_equal_the_definition_computed_the_slow_way(name: str, size: int)
         assert score == pytest.approx(start - tried - rho * (u.double() ** 2).sum().item(), rel=1e-5)
 
 
+def test_which_statistics_normalise_the_scores_can_be_chosen() -> None:
+    problem, _ = make("cnn with batch norm")
+    x = problem.flat.clone()
+    problem.refresh(x, batch(100, 7).inputs)
+    rows = problem.gradient(x, batch(50, 2), 1)[None]
+    for size, default in ((4, False), (64, True)):
+        descents = [problem.descent(x, rows, 0.1, batch(size), own).item() for own in (None, False, True)]
+        assert descents[0] == descents[1 + default] != descents[2 - default]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_equal_those_of_plain_backward(name: str) -> None:
     problem, model = make(name)

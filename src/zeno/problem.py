@@ -108,15 +108,20 @@ class Problem:
             gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         return torch.cat([g.flatten() for g in gradients])
 
-    def descent(self, params: Tensor, candidates: Tensor, lr: float, batch: Batch) -> Tensor:
+    def descent(
+        self, params: Tensor, candidates: Tensor, lr: float, batch: Batch, own_statistics: bool | None = None
+    ) -> Tensor:
         """By how much each candidate u [m, d] lowers the loss: f_r(x) - f_r(x - lr * u) -> [m], float64.
 
-        NaN for a candidate that is not finite.
+        NaN for a candidate that is not finite. `own_statistics` normalise with the samples' own statistics, or with
+        the running ones; by default it depends on how many samples there are.
         """
+        if own_statistics is None:
+            own_statistics = len(batch.targets) >= OWN_STATISTICS_FROM
         params = params.detach().clone()  # it may be `flat` itself, which is about to be written to
         self.load(params)
         self.model.eval()
-        if len(batch.targets) >= OWN_STATISTICS_FROM:
+        if own_statistics:
             for norm in self.norms:
                 norm.train()
         losses, flat = [], self.flat
