@@ -37,6 +37,14 @@ def test_sign_flip_sends_minus_the_own_gradient_scaled() -> None:
     assert zeno.SignFlip(10.0).on_gradients(OWN, CORRECT, rng()).tolist() == [[-10.0, 20.0], [-30.0, -40.0]]
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_faults_refuse_a_size_that_is_none(value: float) -> None:
+    with pytest.raises(ValueError, match="SignFlip needs scale as a finite number above 0"):
+        zeno.SignFlip(value)
+    with pytest.raises(ValueError, match="Gaussian needs sigma as a finite number above 0"):
+        zeno.Gaussian(value)
+
+
 def test_gaussian_sends_noise_of_the_given_deviation() -> None:
     sent = zeno.Gaussian(sigma=200.0).on_gradients(torch.ones(2, 50_000), CORRECT, rng())
     assert sent.dtype == torch.float32

@@ -7,6 +7,7 @@ may know of each other and of the rest.
 Shapes: k faulty workers, m workers in all, d parameters, n samples.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,3 +30,9 @@ class Fault:
         `correct` [m - k, d] is what the others send. Never called with k = 0.
         """
         return own
+
+
+def check_positive(fault: Fault, name: str, value: float) -> None:
+    """Refuses a parameter that is not a finite number above 0."""
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{type(fault).__name__} needs {name} as a finite number above 0. Found {name}={value!r}.")

@@ -1,13 +1,12 @@
 """Noise in place of a gradient."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from zeno.faults.fault import Fault
+from zeno.faults.fault import Fault, check_positive
 
 
 @dataclass(frozen=True)
@@ -17,8 +16,7 @@ class Gaussian(Fault):
     sigma: float = 200.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.sigma) and self.sigma > 0):
-            raise ValueError(f"Gaussian needs sigma as a finite number above 0. Found sigma={self.sigma!r}.")
+        check_positive(self, "sigma", self.sigma)
 
     def on_gradients(self, own: Tensor, correct: Tensor, rng: np.random.Generator) -> Tensor:
         noise = rng.standard_normal(tuple(own.shape), dtype=np.float32)

@@ -1,12 +1,11 @@
 """The opposite of the truth, as large as one likes."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
-from zeno.faults.fault import Fault
+from zeno.faults.fault import Fault, check_positive
 
 
 @dataclass(frozen=True)
@@ -16,8 +15,7 @@ class SignFlip(Fault):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.scale) and self.scale > 0):
-            raise ValueError(f"SignFlip needs scale as a finite number above 0. Found scale={self.scale!r}.")
+        check_positive(self, "scale", self.scale)
 
     def on_gradients(self, own: Tensor, correct: Tensor, rng: np.random.Generator) -> Tensor:
         return -self.scale * own
