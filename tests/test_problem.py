@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import zeno
 from zeno import models
-from zeno.problem import OWN_STATISTICS_FROM
+from zeno.problem import OWN_STATISTICS_FROM, all_finite, oracle
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: models.mlp((1, 8, 8), 10),
@@ -38,7 +38,7 @@ def batch(size: int, seed: int = 1) -> zeno.Batch:
 
 def set_parameters(model: nn.Module, flat: Tensor) -> None:
     start = 0
-    for parameter in model.parameters():
+    for parameter in (p for p in model.parameters() if p.requires_grad):
         parameter.data.copy_(flat[start : start + parameter.numel()].view_as(parameter))
         start += parameter.numel()
     assert start == len(flat)
@@ -53,6 +53,15 @@ def slow_loss(model: nn.Module, flat: Tensor, samples: zeno.Batch) -> float:
             module.train()
     with torch.no_grad():
         return F.cross_entropy(model(samples.inputs).double(), samples.targets).item()
+
+
+@pytest.fixture
+def side_by_side(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two torch threads, and every forward long enough for another beside it."""
+    monkeypatch.setattr(oracle, "WORTH_A_THREAD", 0.0)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
 
 
 def test_the_papers_cnn_has_its_number_of_parameters() -> None:
@@ -240,3 +249,161 @@ def test_refresh_that_fails_leaves_the_momentum_alone() -> None:
     with pytest.raises(ValueError, match="more than 1 value"):
         problem.refresh(problem.flat, torch.randn(1, 2))
     assert problem.norms[0].momentum == 0.1
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("size", [4, 64])
+@pytest.mark.usefixtures("side_by_side")
+def test_scores_are_the_same_side_by_side_one_by_one_and_alone(name: str, size: int) -> None:
+    problem, model = make(name)
+    x, samples = problem.flat.clone(), batch(size)
+    problem.refresh(x, batch(100, 7).inputs)
+    model.load_state_dict(problem.model.state_dict())
+    rows = torch.stack([problem.gradient(x, batch(50, seed), seed) for seed in range(2, 9)])
+    together = problem.descent(x, rows, 0.1, samples)
+    assert len(problem.replicas(2, samples)) == 2
+    assert torch.get_num_threads() == 2
+    assert torch.equal(problem.flat, x)
+    assert together.tolist() == [problem.descent(x, row[None], 0.1, samples).item() for row in rows]
+    torch.set_num_threads(1)
+    assert torch.equal(problem.descent(x, rows, 0.1, samples), together)
+    start = slow_loss(copy.deepcopy(model), x, samples)
+    slow = [start - slow_loss(copy.deepcopy(model), x - 0.1 * u, samples) for u in rows]
+    assert together.tolist() == pytest.approx(slow, rel=1e-5)
+    assert together.argsort().tolist() == torch.tensor(slow).argsort().tolist()
+
+
+class Closure(nn.Module):
+    """Computes with the layer of the original, however often it is copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+        self.of: Callable[[Tensor], Tensor] = lambda inputs: self.layer(inputs.flatten(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.of(inputs)
+
+
+class Single(nn.Linear):
+    def __deepcopy__(self, memo: object) -> nn.Module:
+        raise TypeError("there is only one")
+
+
+def hooked() -> nn.Module:
+    model = models.mlp((1, 8, 8), 10)
+    model.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+    return model
+
+
+@pytest.mark.parametrize("kind", [Closure, lambda: nn.Sequential(nn.Flatten(), Single(64, 10)), hooked])
+@pytest.mark.usefixtures("side_by_side")
+def test_models_that_cannot_be_copied_are_scored_one_by_one(kind: Callable[[], nn.Module]) -> None:
+    problem = zeno.Problem(kind())
+    x, samples = problem.flat.clone(), batch(8)
+    rows = torch.stack([problem.gradient(x, samples, 1) * scale for scale in (1, -1, 2, 0)])
+    assert problem.replicas(2, samples) == [problem]
+    found = problem.descent(x, rows, 0.1, samples).tolist()
+    start = slow_loss(problem.model, x, samples)
+    assert found == pytest.approx([start - slow_loss(problem.model, x - 0.1 * u, samples) for u in rows], rel=1e-5)
+    assert found[3] == 0
+
+
+@pytest.mark.usefixtures("side_by_side")
+def test_copies_follow_what_is_changed_on_the_original() -> None:
+    torch.manual_seed(0)
+    frozen, norm, trained = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+    frozen.requires_grad_(False)
+    model = nn.Sequential(nn.Flatten(), frozen, norm, nn.ReLU(), trained)
+    problem = zeno.Problem(model)
+    x, samples = problem.flat.clone(), batch(8)
+    rows = torch.stack([problem.gradient(x, samples, 1)] * 3)
+
+    def check() -> float:
+        found = problem.descent(x, rows, 0.1, samples)
+        expected = slow_loss(problem.model, x, samples) - slow_loss(problem.model, x - 0.1 * rows[0], samples)
+        assert found.tolist() == pytest.approx([expected] * 3, rel=1e-5)
+        return expected
+
+    seen = {check()}
+    frozen.weight.data.mul_(2)
+    seen.add(check())
+    problem.refresh(x, batch(50, 3).inputs)
+    seen.add(check())
+    norm.eps = 1.0
+    seen.add(check())
+    model[3] = nn.Tanh()
+    seen.add(check())
+    assert len(seen) == 5
+
+
+@pytest.mark.usefixtures("side_by_side")
+def test_an_exception_while_scoring_side_by_side_reaches_the_caller() -> None:
+    calls = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) > 8:
+            raise ZeroDivisionError("in a thread")
+        return F.cross_entropy(outputs, targets)
+
+    problem = zeno.Problem(models.mlp((1, 8, 8), 10), loss)
+    rows = torch.zeros(50, problem.size)
+    with pytest.raises(ZeroDivisionError, match="in a thread"):
+        problem.descent(problem.flat.clone(), rows, 0.1, batch(4))
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.usefixtures("side_by_side")
+def test_one_number_that_is_not_finite_is_found_and_large_ones_are_not_mistaken_for_it(bad: float) -> None:
+    problem, _ = make("mlp")
+    x, samples = problem.flat.clone(), batch(8)
+    good = problem.gradient(x, samples, 1)
+    rows = torch.stack([good] * 4)
+    rows[1, 77] = bad
+    rows[2] = 3e38  # finite, but its sum is not
+    descents = problem.descent(x, rows, 1e-38, samples)
+    assert descents.isnan().tolist() == [False, True, False, False]
+    assert descents[0] == descents[3] != descents[2]
+    assert [all_finite(row) for row in rows] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("size", [4, 64])
+def test_the_servers_own_gradient_is_that_of_the_loss_it_scores_with(name: str, size: int) -> None:
+    problem, model = make(name)
+    x, samples = problem.flat.clone(), batch(size)
+    problem.refresh(x, batch(100, 7).inputs)
+    before = copy.deepcopy(problem.buffers)
+    model.load_state_dict(problem.model.state_dict())
+    model.eval()
+    for module in model.modules():
+        if is_norm(module) and size >= OWN_STATISTICS_FROM:
+            module.train()
+    F.cross_entropy(model(samples.inputs), samples.targets).backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    at = problem.at(x, 0.1, samples)
+    torch.testing.assert_close(at.gradient(), expected, rtol=1e-4, atol=1e-6)
+    assert at.gradient() is at.gradient(), "computed once"
+    assert all(torch.equal(buffer, before[name]) for name, buffer in problem.buffers.items())
+    rows = torch.stack([problem.gradient(x, batch(50, seed), seed) for seed in (2, 3)])
+    assert torch.equal(at(rows), problem.descent(x, rows, 0.1, samples))
+    assert at.lr == 0.1
+
+
+def test_gradients_of_several_batches_at_once_are_those_of_each() -> None:
+    problem, _ = make("mlp")
+    x, batches = problem.flat.clone(), [batch(20, seed) for seed in range(3)]
+    inputs, targets = torch.stack([b.inputs for b in batches]), torch.stack([b.targets for b in batches])
+    found = problem.gradients(x, inputs, targets)
+    for row, samples in zip(found, batches, strict=True):
+        torch.testing.assert_close(row, problem.gradient(x, samples, 0))
+
+
+@pytest.mark.parametrize("name", ["cnn", "cnn with batch norm"])
+def test_models_that_draw_or_keep_statistics_have_no_gradients_at_once(name: str) -> None:
+    problem, _ = make(name)
+    with pytest.raises(RuntimeError):
+        problem.gradients(problem.flat.clone(), batch(20).inputs[None], batch(20).targets[None])

@@ -127,6 +127,43 @@ def test_what_a_rule_remembers_comes_back_to_it() -> None:
     assert seen == [None, 1]
 
 
+def test_a_rule_may_ask_for_descents_and_for_the_gradient_on_the_same_samples_drawn_when_it_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: list[Tensor] = []
+    seen: list[Any] = []
+    batch = zeno.Dataset.batch
+
+    def spy(self: zeno.Dataset, rows: Tensor) -> zeno.Batch:
+        drawn.append(rows)
+        return batch(self, rows)
+
+    monkeypatch.setattr(zeno.Dataset, "batch", spy)
+
+    class Asking:
+        batch_size = 8
+
+        def __call__(self, candidates: Tensor, descent: Any = None, state: object = None) -> zeno.Aggregate:
+            seen.append((len(drawn), descent.lr, descent.gradient(), descent(candidates), len(drawn)))
+            return zeno.Aggregate(candidates[0], None, torch.tensor([True]))
+
+    one = server([-GOOD], Asking(), lr=1e-3)
+    outcome = one.step(0)
+    before, lr, gradient, descents, after = seen[0]
+    assert (before, after) == (0, 1)
+    assert len(drawn[0]) == 8
+    assert lr == 1e-3
+    own = batch(one.dataset, drawn[0])
+    torch.testing.assert_close(gradient, (2 * (0 - own.targets) * own.inputs).mean(dim=0))  # of (w x - y)^2 at w = 0
+    assert descents.item() == pytest.approx(lr * (gradient @ -GOOD).item(), rel=0.02)
+    assert outcome.seconds["scores"] > 0
+
+
+def test_a_rule_that_does_not_ask_costs_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(zeno.Dataset, "batch")
+    assert server([GOOD], zeno.Mean()).step(0).seconds["scores"] == 0
+
+
 def test_buffers_are_fresh_for_the_parameters_after_each_step() -> None:
     torch.manual_seed(0)
     problem = zeno.Problem(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)), F.mse_loss)

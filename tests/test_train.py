@@ -13,7 +13,7 @@ from torch import Tensor
 import zeno
 from zeno import models, tasks
 from zeno.compare import WITHOUT_FAULTS, runs
-from zeno.problem import Problem
+from zeno.problem import Oracle, Problem
 from zeno.records import MODEL_FILE, read
 from zeno.train import evaluate, make_cluster
 from zeno.worker import Worker
@@ -27,6 +27,29 @@ def test_the_same_run_gives_the_same_records() -> None:
     )
     assert zeno.train(run) == zeno.train(run)
     assert zeno.train(run) != zeno.train(replace(run, seed=1))
+
+
+@pytest.mark.parametrize("model", ["mlp", "small_cnn"])
+def test_the_same_run_gives_the_same_records_on_any_number_of_threads(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zeno.problem.oracle.WORTH_A_THREAD", 0.0)
+    run = replace(SMALL, model=model, eval_samples=100, fault=zeno.Gaussian(), steps=6)
+    alone = zeno.train(run)
+    torch.set_num_threads(2)
+    try:
+        beside = [zeno.train(run) for _ in range(2)]
+    finally:
+        torch.set_num_threads(1)
+    assert beside[0] == beside[1]
+    assert [r.kept for r in beside[0]] == [r.kept for r in alone]
+    assert beside[0][0].scores == alone[0].scores, "the first step, from which on the server's own sums differ"
+
+
+def test_workers_may_compute_in_bf16() -> None:
+    exact, rough = zeno.train(SMALL), zeno.train(replace(SMALL, precision="bf16"))
+    assert exact[-1].train_loss != rough[-1].train_loss
+    assert rough[-1].train_loss == pytest.approx(exact[-1].train_loss, rel=0.05)
 
 
 def test_records_hold_what_happened_at_every_step() -> None:
@@ -66,22 +89,22 @@ def test_every_dropout_mask_score_and_statistic_is_drawn_anew(monkeypatch: pytes
     seeds: list[int] = []
     scored: list[Tensor] = []
     refreshed: list[Tensor] = []
-    gradient, descent, refresh = Problem.gradient, Problem.descent, Problem.refresh
+    gradient, descents, refresh = Problem.gradient, Oracle.__call__, Problem.refresh
 
-    def spy_gradient(self: Problem, params: Tensor, batch: zeno.Batch, seed: int) -> Tensor:
+    def spy_gradient(self: Problem, params: Tensor, batch: zeno.Batch, seed: int, precision: str) -> Tensor:
         seeds.append(seed)
-        return gradient(self, params, batch, seed)
+        return gradient(self, params, batch, seed, precision)
 
-    def spy_descent(self: Problem, params: Tensor, candidates: Tensor, lr: float, batch: zeno.Batch) -> Tensor:
-        scored.append(batch.inputs)
-        return descent(self, params, candidates, lr, batch)
+    def spy_oracle(self: Oracle, candidates: Tensor) -> Tensor:
+        scored.append(self.batch.inputs)
+        return descents(self, candidates)
 
     def spy_refresh(self: Problem, params: Tensor, inputs: Tensor) -> None:
         refreshed.append(inputs)
         refresh(self, params, inputs)
 
     monkeypatch.setattr(Problem, "gradient", spy_gradient)
-    monkeypatch.setattr(Problem, "descent", spy_descent)
+    monkeypatch.setattr(Oracle, "__call__", spy_oracle)
     monkeypatch.setattr(Problem, "refresh", spy_refresh)
     zeno.train(replace(SMALL, model="small_cnn", steps=4, eval_samples=50))
     assert len(set(seeds)) == len(seeds) == 6 * 4

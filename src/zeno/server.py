@@ -5,9 +5,10 @@ type, or not finite is a fault of that worker only: its row stays NaN, and the r
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from zeno.cluster import Cluster, Reply
 from zeno.data import Batch, Dataset, draw, generator
-from zeno.problem import Problem
+from zeno.problem import Oracle, Problem, all_finite
 from zeno.rules import Aggregate, Rule, TooFewUsable
 
 STATISTICS_SAMPLES = 256  # of the server's own, for the running statistics of each step
@@ -68,15 +69,13 @@ class Server:
         with clock("gradients"):
             errors = self._collect(params, step)
 
-        def descent(rows: Tensor) -> Tensor:
-            with clock("scores"):  # drawn only now: nobody could fit a gradient to these samples
-                batch = self._draw("score", step, getattr(self.rule, "batch_size", 4))
-                return self.problem.descent(params, rows, lr, batch)
+        def oracle() -> Oracle:
+            return self.problem.at(params, lr, self._draw("score", step, getattr(self.rule, "batch_size", 4)))
 
         aggregate, skipped = None, None
         with clock("rule"):
             try:
-                aggregate = self.rule(self.candidates, descent, self.state)
+                aggregate = self.rule(self.candidates, _Asked(lr, oracle, clock), self.state)
             except TooFewUsable as error:
                 skipped = str(error)
 
@@ -124,9 +123,33 @@ def error_in(reply: Reply, step: int, params: Tensor) -> str | None:
         return f"sent numbers of shape {list(gradient.shape)}, expected {list(params.shape)}"
     if gradient.dtype != params.dtype or gradient.layout != params.layout:
         return f"sent {gradient.dtype}, {gradient.layout}, expected {params.dtype}, {params.layout}"
-    if not bool(gradient.isfinite().all()):
+    if not all_finite(gradient):
         return "sent numbers that are not finite"
     return None
+
+
+class _Asked:
+    """The oracle as a rule sees it, its time on the clock.
+
+    Samples are drawn when it is first asked, and not before: nobody could fit a gradient to them.
+    """
+
+    def __init__(self, lr: float, make: Callable[[], Oracle], clock: "_Clock") -> None:
+        self.lr = lr
+        self._make = make
+        self._clock = clock
+
+    def __call__(self, candidates: Tensor) -> Tensor:
+        with self._clock("scores"):
+            return self._oracle(candidates)
+
+    def gradient(self) -> Tensor:
+        with self._clock("scores"):
+            return self._oracle.gradient()
+
+    @cached_property
+    def _oracle(self) -> Oracle:
+        return self._make()
 
 
 class _Clock:

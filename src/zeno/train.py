@@ -75,7 +75,10 @@ def make_cluster(run: Run, task: Task, problem: Problem, samples: Tensor) -> Clu
             "Use fewer workers, or the split iid."
         )
     cluster = LocalCluster(
-        [Worker(i, problem, task.train, samples[shard], run.batch_size, run.seed) for i, shard in enumerate(shards)]
+        [
+            Worker(i, problem, task.train, samples[shard], run.batch_size, run.seed, run.precision)
+            for i, shard in enumerate(shards)
+        ]
     )
     return Faulty(cluster, run.fault, run.faulty_workers(), run.seed) if run.faulty else cluster
 

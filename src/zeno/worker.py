@@ -20,18 +20,25 @@ class Worker:
     shard: Tensor  # which samples of the dataset are this worker's
     batch_size: int
     seed: int
+    precision: str = "float32"  # of the gradient's computation; what is sent is always in the parameters' own
 
     def batch(self, step: int) -> Batch:
         rng = generator(self.seed, "batch", self.index, step)
         return self.dataset.batch(draw(self.shard, self.batch_size, rng))
 
+    def batch_under(self, fault: Fault | None, step: int) -> Batch:
+        """The batch as the fault, if there is one, leaves it."""
+        if fault is None:
+            return self.batch(step)
+        rng = generator(self.seed, "fault on batch", self.index, step)
+        return fault.on_batch(self.batch(step), self.dataset.classes, rng)
+
+    def gradient_of(self, batch: Batch, params: Tensor, buffers: Mapping[str, Tensor], step: int) -> Tensor:  # [d]
+        self.problem.load_buffers(buffers)
+        dropout_seed = int(generator(self.seed, "dropout", self.index, step).integers(2**63))
+        return self.problem.gradient(params, batch, dropout_seed, self.precision)
+
     def gradient(
         self, params: Tensor, buffers: Mapping[str, Tensor], step: int, fault: Fault | None = None
     ) -> Tensor:  # [d]
-        batch = self.batch(step)
-        if fault is not None:
-            rng = generator(self.seed, "fault on batch", self.index, step)
-            batch = fault.on_batch(batch, self.dataset.classes, rng)
-        self.problem.load_buffers(buffers)
-        dropout_seed = int(generator(self.seed, "dropout", self.index, step).integers(2**63))
-        return self.problem.gradient(params, batch, dropout_seed)
+        return self.gradient_of(self.batch_under(fault, step), params, buffers, step)

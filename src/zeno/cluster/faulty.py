@@ -27,7 +27,8 @@ class Faulty(Cluster):
     ) -> Iterator[Reply]:
         who = self.who(step)
         on_batches = {**faults, **dict.fromkeys(who, self.fault)}
-        replies = {reply.worker: reply for reply in self.cluster.gradients(params, buffers, step, on_batches)}
+        arrived = self.cluster.gradients(params, buffers, step, on_batches)
+        replies = {reply.worker: reply for reply in sorted(arrived, key=lambda reply: reply.worker)}
         gradients = {
             i: r.gradient for i, r in replies.items() if r.gradient is not None and r.gradient.shape == params.shape
         }

@@ -1,13 +1,11 @@
-"""A model and its loss as functions of one flat parameter vector: the only module that knows layers.
-
-The parameters of the model are views of one buffer [d], so that trying a candidate is a single
-`x - lr * u` written over it, however many layers there are.
+"""The parameters of the model are views of one buffer [d], so that trying a candidate is a single `x - lr * u`
+written over it, however many layers there are.
 
 Buffers (BatchNorm's running statistics) are the server's. Gradients use the statistics of their own batch and
 leave the buffers alone; `refresh` sets them from samples of the server's for the parameters at hand. Scores
 leave them alone too. Dropout is on for gradients, from a seed, and off everywhere else.
 
-Shapes: m candidates, d parameters, n samples.
+Shapes: m candidates, d parameters, n samples, k batches.
 """
 
 import contextlib
@@ -16,19 +14,21 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _NormBase
 
+from zeno.cores import Draws
 from zeno.data import Batch
+from zeno.problem.oracle import Oracle
+from zeno.problem.replicas import Replicas
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [n, ...], targets [n, ...]) -> the mean loss over the samples."""
 
-OWN_STATISTICS_FROM = 32
-"""Scores on at least this many samples normalise with the samples' own statistics, as the gradients did.
+PRECISIONS: dict[str, torch.dtype | None] = {"float32": None, "bf16": torch.bfloat16}
+"""What a gradient is computed in: the numbers of the parameters, or lower ones where torch's autocast sees fit."""
 
-The running ones belong to x, not to x - lr * u, and rank candidates worse; but fewer samples have statistics
-too noisy to rank by.
-"""
+BATCHES_AT_ONCE = 32
 
 
 class Problem:
@@ -51,6 +51,8 @@ class Problem:
         parts = self._flat.split([p.numel() for p in self.parameters])
         self._views = [part.view(p.shape) for p, part in zip(self.parameters, parts, strict=True)]
         self.norms = [n for n in model.modules() if isinstance(n, _NormBase) and n.track_running_stats]
+        self.has_company = False  # whether others may draw random numbers at the same time
+        self._replicas = Replicas(self)
 
     def __reduce__(self) -> tuple[type["Problem"], tuple[nn.Module, Loss]]:
         """Copies and pickles are made from the model, so that theirs are views of a buffer of their own."""
@@ -89,7 +91,7 @@ class Problem:
         """Mean loss as in prediction: no dropout, running statistics."""
         self.load(params)
         self.model.eval()
-        return self._forward_loss(batch)
+        return self.loss_here(batch)
 
     def accuracy(self, params: Tensor, batch: Batch) -> float:
         """Share of the samples whose label gets the highest output."""
@@ -99,14 +101,39 @@ class Problem:
             predicted = self._outputs(batch.inputs).argmax(dim=1)
         return float((predicted == batch.targets).double().mean())
 
-    def gradient(self, params: Tensor, batch: Batch, seed: int) -> Tensor:
+    def gradient(self, params: Tensor, batch: Batch, seed: int, precision: str = "float32") -> Tensor:
         """Gradient of the mean loss [d]: dropout drawn from `seed`, statistics of the batch, buffers unchanged."""
         self.load(params)
         self.model.train()
-        with _seeded(seed, self._flat), self._buffers_unchanged():
-            loss = self.loss_of(self._outputs(batch.inputs), batch.targets)
-            gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
-        return torch.cat([g.flatten() for g in gradients])
+        draws = Draws(seed) if self.has_company else _seeded(seed, self._flat)
+        with draws, self.buffers_unchanged():
+            return self.gradient_here(batch, precision)
+
+    def gradients(self, params: Tensor, inputs: Tensor, targets: Tensor, precision: str = "float32") -> Tensor:
+        """The gradients of k batches [k, n, ...] at once -> [k, d]; they may differ from `gradient` in the last bits.
+
+        Only for models without buffers. Raises what torch.func does where it cannot tell batches apart, as in dropout.
+        """
+        if self.buffers:
+            raise RuntimeError(f"Gradients at once need a model without buffers. Found {', '.join(self.buffers)}.")
+        self.model.train()
+        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+
+        def loss(flat: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+            parts = flat.split([view.numel() for view in self._views])
+            values = {name: part.view(v.shape) for name, part, v in zip(names, parts, self._views, strict=True)}
+            return self._loss(lambda: functional_call(self.model, values, (inputs,)), targets, precision)
+
+        at_once = vmap(grad(loss), in_dims=(None, 0, 0), chunk_size=BATCHES_AT_ONCE)
+        gradients: Tensor = at_once(params.detach(), inputs, targets)
+        return gradients
+
+    def at(self, params: Tensor, lr: float, batch: Batch, own_statistics: bool | None = None) -> Oracle:
+        """What these samples say at these parameters [d]: their gradient, and the descent that candidates bring."""
+        params = params.detach()
+        if params.untyped_storage().data_ptr() == self._flat.untyped_storage().data_ptr():
+            params = params.clone()  # `flat` is about to be written to
+        return Oracle(self, params, lr, batch, own_statistics)
 
     def descent(
         self, params: Tensor, candidates: Tensor, lr: float, batch: Batch, own_statistics: bool | None = None
@@ -116,22 +143,7 @@ class Problem:
         NaN for a candidate that is not finite. `own_statistics` normalise with the samples' own statistics, or with
         the running ones; by default it depends on how many samples there are.
         """
-        if own_statistics is None:
-            own_statistics = len(batch.targets) >= OWN_STATISTICS_FROM
-        params = params.detach().clone()  # it may be `flat` itself, which is about to be written to
-        self.load(params)
-        self.model.eval()
-        if own_statistics:
-            for norm in self.norms:
-                norm.train()
-        losses, flat = [], self.flat
-        with self._buffers_unchanged():
-            start = self._forward_loss(batch)
-            for u in candidates.detach():
-                torch.add(params, u, alpha=-lr, out=flat)
-                losses.append(self._forward_loss(batch) if bool(u.isfinite().all()) else float("nan"))
-        self.load(params)
-        return start - torch.tensor(losses, dtype=torch.float64, device=candidates.device)
+        return self.at(params, lr, batch, own_statistics)(candidates)
 
     def refresh(self, params: Tensor, inputs: Tensor) -> None:
         """Sets the running statistics to those of these samples [n, ...] under these parameters, and nothing older."""
@@ -151,12 +163,15 @@ class Problem:
             for norm, momentum in zip(self.norms, momenta, strict=True):
                 norm.momentum = momentum
 
-    def _outputs(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.model(inputs)
-        return outputs
+    def replicas(self, number: int, batch: Batch) -> list["Problem"]:
+        """That many copies, to work at the same time; or this problem alone, where it cannot be copied.
 
-    def _forward_loss(self, batch: Batch) -> float:
-        """The loss, from the outputs on in float64: what scores are made of is far smaller than the loss itself."""
+        A few of the samples show whether a copy is one.
+        """
+        return self._replicas.take(number, batch)
+
+    def loss_here(self, batch: Batch) -> float:
+        """The loss with the model as it is, from the outputs on in float64: scores are far smaller than losses."""
         with torch.no_grad():
             outputs, targets = self._outputs(batch.inputs), batch.targets
             try:
@@ -165,8 +180,15 @@ class Problem:
             except RuntimeError:  # a loss with float32 weights of its own
                 return float(self.loss_of(outputs, targets))
 
+    def gradient_here(self, batch: Batch, precision: str = "float32") -> Tensor:
+        """The gradient [d] with the model as it is."""
+        loss = self._loss(lambda: self._outputs(batch.inputs), batch.targets, precision)
+        gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        return torch.cat([g.flatten() for g in gradients])
+
     @contextlib.contextmanager
-    def _buffers_unchanged(self) -> Iterator[None]:
+    def buffers_unchanged(self) -> Iterator[None]:
+        """Buffers may change inside, and are as they were afterwards."""
         before = [buffer.clone() for buffer in self.model.buffers()]
         try:
             yield
@@ -174,6 +196,23 @@ class Problem:
             with torch.no_grad():
                 for buffer, value in zip(self.model.buffers(), before, strict=True):
                     buffer.copy_(value)
+
+    def _outputs(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.model(inputs)
+        return outputs
+
+    def _loss(self, outputs: Callable[[], Tensor], targets: Tensor, precision: str) -> Tensor:
+        dtype = PRECISIONS[precision]
+        if dtype is None:
+            return self.loss_of(outputs(), targets)
+        with torch.autocast(self._flat.device.type, dtype):
+            low = outputs()
+        return self.loss_of(low.to(self._flat.dtype), targets)
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether each number is finite. Their sum tells at the speed of memory; only if it is not is each looked at."""
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 @contextlib.contextmanager

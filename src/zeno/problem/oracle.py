@@ -1,0 +1,95 @@
+"""What samples of the server's own say of its parameters, and of the candidates that would change them."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from zeno.cores import one_thread, side_by_side
+from zeno.data import Batch
+
+if TYPE_CHECKING:
+    from zeno.problem.problem import Problem
+
+OWN_STATISTICS_FROM = 32
+"""Scores on at least this many samples normalise with the samples' own statistics, as the gradients did.
+
+The running ones belong to x, not to x - lr * u, and rank candidates worse; but fewer samples have statistics
+too noisy to rank by.
+"""
+
+WORTH_A_THREAD = 5e-4
+"""Seconds that a forward has to take for others to run beside it: only torch runs at once, Python takes turns."""
+
+
+@dataclass(frozen=True, eq=False)
+class Oracle:
+    """f_r, the mean loss on samples of the server's own: its gradient at x, and the descent that candidates bring.
+
+    No dropout, and no buffer changes. With one torch thread each, so no answer depends on the number of cores.
+    """
+
+    problem: "Problem"
+    params: Tensor  # x [d]
+    lr: float
+    batch: Batch
+    own_statistics: bool | None = None  # normalise with the samples' own or the running ones; None: by their number
+
+    def __call__(self, candidates: Tensor) -> Tensor:
+        """By how much each candidate u [m, d] lowers the loss: f_r(x) - f_r(x - lr * u) -> [m], float64.
+
+        NaN for a candidate that is not finite.
+        """
+        candidates = candidates.detach()
+        losses = torch.empty(len(candidates), dtype=torch.float64)
+        start, seconds = self._start
+
+        def loss_after(problem: "Problem", row: int) -> float:
+            u, flat = candidates[row], problem.flat
+            torch.add(self.params, u, alpha=-self.lr, out=flat)
+            # x - lr * u is in the cache, and its sum tells: only if that is not finite is each number looked at.
+            finite = bool(flat.sum().isfinite()) or bool(u.isfinite().all())
+            return problem.loss_here(self.batch) if finite else float("nan")
+
+        at_once = min(torch.get_num_threads(), len(candidates)) if seconds > WORTH_A_THREAD else 1
+        places = self.problem.replicas(at_once, self.batch)
+        with contextlib.ExitStack() as modes:
+            for problem in places:
+                modes.enter_context(self._scoring(problem))
+            for row, loss in side_by_side(loss_after, places, range(len(candidates))):
+                losses[row] = loss
+        if places == [self.problem]:
+            self.problem.load(self.params)
+        return (start - losses).to(candidates.device)
+
+    def gradient(self) -> Tensor:
+        """The gradient of f_r at x [d]: to first order, u brings a descent of lr * <gradient, u>."""
+        return self._gradient
+
+    @cached_property
+    def _gradient(self) -> Tensor:
+        with one_thread(), self._scoring(self.problem):
+            return self.problem.gradient_here(self.batch)
+
+    @cached_property
+    def _start(self) -> tuple[float, float]:
+        """f_r(x), and the seconds it took."""
+        with one_thread(), self._scoring(self.problem):
+            began = time.perf_counter()
+            return self.problem.loss_here(self.batch), time.perf_counter() - began
+
+    @contextlib.contextmanager
+    def _scoring(self, problem: "Problem") -> Iterator[None]:
+        if problem is self.problem:
+            problem.load(self.params)
+        problem.model.eval()
+        if self.own_statistics or (self.own_statistics is None and len(self.batch.targets) >= OWN_STATISTICS_FROM):
+            for norm in problem.norms:
+                norm.train()
+        with problem.buffers_unchanged():
+            yield
