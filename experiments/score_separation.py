@@ -15,7 +15,7 @@ import torch
 
 from zeno import Batch, Problem, tasks
 from zeno.data import draw, generator
-from zeno.rules.rule import squared_norms
+from zeno.rules.memory import squared_norms
 
 GOOD, FLIPPED, BATCH, LR, RHO = 8, 12, 100, 0.1, 5e-4
 

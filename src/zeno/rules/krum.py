@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zeno.rules.rule import Aggregate, Descent, TooFewUsable, check_count, usable_rows
+from zeno.rules.rows import OnRows, Rows
+from zeno.rules.rule import Aggregate, Descent, check_count
 
 
 @dataclass(frozen=True)
-class Krum:
+class Krum(OnRows):
     """The candidate with the least sum of squared distances to its m - faulty - 2 nearest others.
 
     Bears `faulty` faulty workers out of more than 2 * faulty + 2.
@@ -20,38 +21,36 @@ class Krum:
     def __post_init__(self) -> None:
         check_count(self, "faulty", self.faulty, 0)
 
-    def __call__(self, candidates: Tensor, descent: Descent | None = None, state: object = None) -> Aggregate:
-        usable = usable_rows(candidates)
-        m = len(usable)
-        if 2 * self.faulty + 2 >= m:
-            raise ValueError(
-                f"Krum needs more than 2 * faulty + 2 candidates. Found {m} with faulty={self.faulty}. "
-                "Lower faulty or add workers."
-            )
-        if int((~usable).sum()) > self.faulty:
-            raise TooFewUsable(self, m - self.faulty, usable)
-
-        # Column 0 of each sort is the candidate itself, at distance 0.
-        nearest = squared_distances(candidates[usable]).sort(dim=1).values[:, 1 : m - self.faulty - 1]
-        sums = nearest.sum(dim=1)
-        scores = torch.full((m,), -torch.inf, dtype=torch.float64, device=candidates.device)
-        scores[usable] = -sums
-
-        best = int(usable.nonzero()[sums.argsort(stable=True)[0]])  # stable: the lower row wins a tie
-        kept = torch.zeros_like(usable)
-        kept[best] = True
-        return Aggregate(candidates[best].clone(), scores, kept)
+    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
+        check_neighbours(self, self.faulty, rows.size)
+        distances = rows.squared_distances()
+        sums = neighbourhoods(distances, rows.lowered(self, self.faulty))
+        kept = lowest(1, sums, distances.sum(dim=1))
+        return rows.result(rows.average(kept), kept, -sums)
 
 
-def squared_distances(rows: Tensor) -> Tensor:
-    """Squared distance of every row [n, d] to every other -> [n, n] in float64.
+def check_neighbours(rule: object, faulty: int, found: int) -> None:
+    """Refuses more faulty rows than a densest neighbourhood can do without."""
+    if 2 * faulty + 2 >= found:
+        raise ValueError(
+            f"{type(rule).__name__} needs more than 2 * faulty + 2 candidates. Found {found} with faulty={faulty}. "
+            "Lower faulty or add workers."
+        )
 
-    From differences, not from a Gram matrix: late in training candidates agree in their first digits, and
-    norms that nearly cancel would pick the wrong row.
+
+def neighbourhoods(squared_distances: Tensor, faulty: int) -> Tensor:
+    """Sum of squared distances of each row to its n - faulty - 2 nearest others, at least one: [n]."""
+    # Column 0 of each sort is the row itself, at distance 0.
+    nearest = squared_distances.sort(dim=1).values[:, 1:]
+    return nearest[:, : max(1, len(squared_distances) - faulty - 2)].sum(dim=1)
+
+
+def lowest(num: int, sums: Tensor, then: Tensor) -> Tensor:
+    """[n] bool: the `num` rows of least sum.
+
+    Two rows that are each other's only neighbour tie: then the other measure decides, and at last the lower row.
     """
-    total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for columns in rows.split(8192, dim=1):  # few enough to stay in cache as float64
-        columns = columns.double()
-        for i, row in enumerate(columns):
-            total[i] += (columns - row).square().sum(dim=1)
-    return total
+    order = then.argsort(stable=True)
+    kept = torch.zeros(len(sums), dtype=torch.bool, device=sums.device)
+    kept[order[sums[order].argsort(stable=True)[:num]]] = True
+    return kept

@@ -2,17 +2,20 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from zeno.rules.rule import Aggregate, Descent, TooFewUsable, average, usable_rows
+from zeno.rules.memory import all_finite
+from zeno.rules.network import Columns
+from zeno.rules.rows import OnRows, Rows
+from zeno.rules.rule import Aggregate, Descent
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(OnRows):
     """Average of all candidates; bears no faulty worker."""
 
-    def __call__(self, candidates: Tensor, descent: Descent | None = None, state: object = None) -> Aggregate:
-        kept = usable_rows(candidates)
-        if not kept.any():
-            raise TooFewUsable(self, 1, kept)
-        return Aggregate(average(candidates[kept]), None, kept)
+    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
+        def columns() -> Columns:
+            rows.lowered(self, rows.m - 1)
+            return Columns("mean")
+
+        update = rows.columnwise(columns)
+        return rows.result(update if all_finite(update) else rows.average())

@@ -11,11 +11,14 @@ Shapes: m workers, d parameters.
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 Descent = Callable[[Tensor], Tensor]
-"""Candidates [m, d] -> [m], by how much each of them lowers the loss on samples of the server's own."""
+"""Candidates [m, d] -> [m], by how much each of them lowers the loss on samples of the server's own.
+
+A rule may also ask it for `gradient()` [d], the server's own gradient on these samples, and for `lr`, the step
+that was tried; `zeno.Problem.at` has both.
+"""
 
 
 class Aggregate(NamedTuple):
@@ -40,29 +43,47 @@ class TooFewUsable(ValueError):  # noqa: N818
         super().__init__(f"{rule} needs {needed} usable candidates. Found {int(usable.sum())} of {len(usable)}.")
 
 
-def usable_rows(candidates: Tensor) -> Tensor:
-    """[m] bool: the rows of which every number is finite. Refuses anything but a [m, d] float tensor."""
-    if candidates.ndim != 2 or len(candidates) == 0 or not candidates.is_floating_point():
-        raise ValueError(
-            "A rule needs candidates as one float tensor [workers, parameters] with at least one row. "
-            f"Found {candidates.dtype} of shape {list(candidates.shape)}. Flatten each gradient, then torch.stack them."
-        )
-    return torch.isfinite(candidates).all(dim=1)
-
-
-def average(rows: Tensor) -> Tensor:
-    """Mean over the rows [n, d] -> [d], weighted before it is summed, so that huge numbers do not overflow."""
-    return torch.full((len(rows),), 1 / len(rows), dtype=rows.dtype, device=rows.device) @ rows
-
-
-def squared_norms(candidates: Tensor) -> Tensor:
-    """||u||^2 of each row -> [m] in float64: float32 would overflow from 1e19 on."""
-    return torch.stack([row @ row for row in map(Tensor.double, candidates)])
-
-
 def check_count(rule: object, name: str, value: object, least: int) -> None:
     """Refuses a parameter that is not a whole number of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(
             f"{type(rule).__name__} needs {name} as a whole number of at least {least}. Found {name}={value!r}."
         )
+
+
+def check_positive(rule: object, name: str, value: object) -> None:
+    """Refuses a parameter that is not a finite number above 0."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise ValueError(f"{type(rule).__name__} needs {name} as a finite number above 0. Found {name}={value!r}.")
+
+
+def check_majority(rule: object, name: str, value: int, found: int) -> None:
+    """Refuses as many faulty rows as good ones, or more."""
+    if 2 * value >= found:
+        raise ValueError(
+            f"{type(rule).__name__} needs more than 2 * {name} candidates. Found {found} with {name}={value}. "
+            f"Lower {name} or add workers."
+        )
+
+
+def check_more(rule: object, name: str, value: int, found: int) -> None:
+    """Refuses to give up all candidates."""
+    if value >= found:
+        raise ValueError(
+            f"{type(rule).__name__} needs more than {name} candidates. Found {found} with {name}={value}. "
+            f"Lower {name} or add workers."
+        )
+
+
+def own_gradient(rule: object, descent: Descent | None, d: int) -> Tensor:
+    """The server's own gradient [d], for the rules that trust it."""
+    gradient = getattr(descent, "gradient", None)
+    if gradient is None:
+        raise ValueError(
+            f"{rule} needs the server's own gradient. Found {'no descent' if descent is None else repr(descent)}. "
+            "Pass descent=problem.at(params, lr, batch), or any object with a function gradient() that returns [d]."
+        )
+    own: Tensor = gradient()
+    if own.shape != (d,):
+        raise ValueError(f"{rule} needs a gradient of {d} numbers. Found shape {list(own.shape)}.")
+    return own

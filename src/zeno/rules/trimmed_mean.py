@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from zeno.rules.rule import Aggregate, Descent, TooFewUsable, average, check_count, usable_rows
+from zeno.rules.network import Columns
+from zeno.rules.rows import OnRows, Rows
+from zeno.rules.rule import Aggregate, Descent, check_count, check_majority
 
 
 @dataclass(frozen=True)
-class TrimmedMean:
+class TrimmedMean(OnRows):
     """Mean of each coordinate without its `trim` largest and `trim` smallest values; bears `trim` faulty workers."""
 
     trim: int
@@ -16,16 +16,6 @@ class TrimmedMean:
     def __post_init__(self) -> None:
         check_count(self, "trim", self.trim, 0)
 
-    def __call__(self, candidates: Tensor, descent: Descent | None = None, state: object = None) -> Aggregate:
-        kept = usable_rows(candidates)
-        m, num_unusable = len(kept), int((~kept).sum())
-        if 2 * self.trim >= m:
-            raise ValueError(
-                f"TrimmedMean needs more than 2 * trim candidates. Found {m} with trim={self.trim}. "
-                "Lower trim or add workers."
-            )
-        if num_unusable > self.trim:
-            raise TooFewUsable(self, m - self.trim, kept)
-        trim = self.trim - num_unusable  # an unusable row is one of those that are trimmed
-        ordered = candidates[kept].sort(dim=0).values
-        return Aggregate(average(ordered[trim : len(ordered) - trim]), None, kept)
+    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
+        check_majority(self, "trim", self.trim, rows.size)
+        return rows.result(rows.columnwise(lambda: Columns("trimmed_mean", rows.lowered(self, self.trim))))

@@ -1,0 +1,56 @@
+"""Zeno on candidates as they come: each is scored on arrival, and only the best m - trim are kept."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from zeno.rules.memory import weighted_sum
+from zeno.rules.rule import Aggregate, Descent, TooFewUsable, check_more
+from zeno.rules.zeno import Zeno
+
+
+class Arrivals:
+    """One step of Zeno: `add` what arrives, in any order, then take the `result`.
+
+    The aggregate is that of `rule(candidates, descent)`, in memory for m - trim rows instead of m.
+    """
+
+    def __init__(self, rule: Zeno, workers: int, descent: Descent) -> None:
+        check_more(rule, "trim", rule.trim, workers)
+        self.rule, self.descent = rule, descent
+        self._alone = replace(rule, trim=0)
+        self.keep = workers - rule.trim
+        self.scores = torch.full((workers,), -torch.inf, dtype=torch.float64)
+        self._rows: dict[int, int] = {}  # worker -> its row in `_best`
+        self._best: Tensor | None = None  # [m - trim, d]
+
+    def add(self, worker: int, candidate: Tensor) -> float:
+        """Scores a candidate [d], keeps a copy if it is among the best so far, and returns the score."""
+        try:
+            scores = self._alone(candidate[None], self.descent).scores
+        except TooFewUsable:  # not finite, or its score is not
+            return -float("inf")
+        assert scores is not None  # Zeno ranks
+        score = float(scores[0])
+        self.scores[worker] = score
+        if self._best is None:
+            self._best = candidate.detach().new_empty(self.keep, len(candidate))
+        if len(self._rows) < self.keep:
+            self._rows[worker] = len(self._rows)
+            self._best[self._rows[worker]] = candidate
+            return score
+        worst = min(self._rows, key=lambda i: (float(self.scores[i]), -i))  # the lower worker wins a tie
+        if (score, -worker) > (float(self.scores[worst]), -worst):
+            self._rows[worker] = self._rows.pop(worst)
+            self._best[self._rows[worker]] = candidate
+        return score
+
+    def result(self) -> Aggregate:
+        """The average of the best; a worker that nothing came from is as good as unusable."""
+        if self._best is None or len(self._rows) < self.keep:
+            raise TooFewUsable(self.rule, self.keep, self.scores > -torch.inf)
+        kept = torch.zeros(len(self.scores), dtype=torch.bool)
+        kept[list(self._rows)] = True
+        weights = torch.full((self.keep,), 1 / self.keep, dtype=torch.float64)
+        return Aggregate(weighted_sum(self._best, weights), self.scores, kept)

@@ -1,0 +1,49 @@
+"""CAF, covariance bound agnostic filter (Allouah et al., 2025): weigh down whoever widens the widest direction."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zeno.rules.rows import OnRows, Rows
+from zeno.rules.rule import Aggregate, Descent, check_count, check_majority
+from zeno.rules.spectrum import top
+
+
+@dataclass(frozen=True)
+class CAF(OnRows):
+    """The weighted mean of least top eigenvalue, as weights leave the direction of most variance; bears a minority.
+
+    c_i <- c_i (1 - t_i / max t), t_i = <x_i - mean_c, top eigenvector>^2, while the c sum to more than m - 2 faulty.
+    """
+
+    faulty: int
+
+    def __post_init__(self) -> None:
+        check_count(self, "faulty", self.faulty, 0)
+
+    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
+        check_majority(self, "faulty", self.faulty, rows.size)
+        products = rows.products()
+        weights = filtered(products, rows.n - 2 * rows.lowered(self, self.faulty))
+        return rows.result(rows.combine(weights), weights > 0)
+
+
+def filtered(products: Tensor, least_sum: int) -> Tensor:
+    """Weights [n] that sum to 1, from <row_i - c, row_j - c>."""
+    c = torch.ones_like(products[0])
+    best, least = c / c.sum(), torch.inf
+    while True:
+        mean = c / c.sum()
+        at = products @ mean
+        centred = products - at[:, None] - at + mean @ at  # <row_i - mean_c, row_j - mean_c>
+        root = mean.sqrt()
+        covariance = root[:, None] * centred * root  # with the eigenvalues of the weighted covariance
+        value, vector = top(covariance)
+        if float(value) < least:
+            best, least = mean, float(value)
+        along = (centred @ (root * vector)) * (c > 0)
+        along = (along / along.abs().max().clamp(min=1e-300)).square()  # t, up to a factor
+        if float(c.sum()) <= least_sum or float(along.max()) <= 0:
+            return best
+        c = c * (1 - along / along.max())
