@@ -41,6 +41,7 @@ def test_the_defaults_are_the_papers() -> None:
         ({"zeno_batch_size": 0}, "batch_size as a whole number of at least 1"),
         ({"server_data": 1.0}, "server_data of at least 0 and below 1"),
         ({"lr": float("nan")}, "lr that is finite and above 0"),
+        ({"precision": "fp8"}, "precision as one of float32, bf16. Found precision='fp8'"),
         ({"steps": 0}, "steps of at least 1"),
         ({"steps": "many"}, "The setting steps does not take a str. Found steps='many'"),
         ({"steps": True}, "The setting steps does not take a bool"),
@@ -98,6 +99,7 @@ def test_toml_gives_the_same_run_back() -> None:
         optimizer="sgd(momentum=0.9)",
         schedule="steplr(step_size=10)",
         server_data=0.05,
+        precision="bf16",
         steps=7,
     )
     assert from_settings(tomllib.loads(run.to_toml())) == run
@@ -146,3 +148,12 @@ def test_a_comparison_tells_each_rule_of_as_many_faulty_workers_as_it_bears() ->
         with pytest.raises(ValueError, match="A comparison needs trim from 0 to workers - 1 = 19"):
             runs({"trim": trim}, ["zeno"])
     assert "zeno(trim=5, batch_size=128)" in runs({"trim": 3}, ["zeno(trim=5, batch_size=128)"])
+
+
+def test_a_rule_that_asks_for_the_servers_own_gradient_can_be_tried() -> None:
+    class FirstOrder:
+        def __call__(self, candidates: torch.Tensor, descent: Any = None, state: object = None) -> zeno.Aggregate:
+            scores = descent.lr * candidates @ descent.gradient() + descent(candidates)
+            return zeno.Aggregate(candidates[0], scores, torch.ones(len(candidates), dtype=torch.bool))
+
+    assert Run(rule=FirstOrder(), workers=3).workers == 3

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from zeno.rules import RULES, Mean, Rule
+from zeno.rules import PARTS, Mean, Rule
 from zeno.run import RULE_SETTINGS, Run, from_settings, make_rule, try_rule
 from zeno.spec import describe
 
@@ -29,7 +29,7 @@ def runs(settings: Mapping[str, Any], rules: Sequence[str] = PAPER_RULES) -> dic
     chosen = [_with_the_most_it_bears(text, of_the_rules, base.workers) for text in rules]
     return {
         WITHOUT_FAULTS: replace(base, rule=Mean(), faulty=0),
-        **{describe(rule, RULES): replace(base, rule=rule) for rule in chosen},
+        **{describe(rule, PARTS): replace(base, rule=rule) for rule in chosen},
     }
 
 

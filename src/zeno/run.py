@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from zeno.cluster import fixed, redrawn
 from zeno.data import IID, SPLITS, Split
 from zeno.faults import FAULTS, Fault, LabelFlip
-from zeno.rules import RULES, Rule, Zeno
-from zeno.spec import NOTHING, build, describe, find, parse
+from zeno.problem import PRECISIONS
+from zeno.rules import PARTS, RULES, Rule, Zeno, chain
+from zeno.spec import NOTHING, build, describe, find, parse, split
 from zeno.tasks import Task
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
@@ -28,7 +29,7 @@ SCHEDULES: dict[str, Callable[..., LRScheduler]] = {
     if isinstance(kind, type) and issubclass(kind, LRScheduler) and kind is not LRScheduler
 }
 
-REGISTRIES: dict[str, Mapping[str, Any]] = {"rule": RULES, "fault": FAULTS, "split": SPLITS}
+REGISTRIES: dict[str, Mapping[str, Any]] = {"rule": PARTS, "fault": FAULTS, "split": SPLITS}
 PAPER_TRIM = 4  # b, for Krum and for Zeno, where no worker is faulty
 RULE_SETTINGS = {  # settings of the rule that have a flag of their own -> its parameters of that meaning
     "trim": ("trim", "faulty"),
@@ -63,6 +64,9 @@ class Run:
     server_data: float = _setting(
         0.0, "Workers", "Share of the training set that only the server has; 0: it samples all of it (the paper)."
     )
+    precision: str = _setting(
+        "float32", "Workers", "What gradients are computed in: float32, or bf16 (torch's autocast). Scores: float32."
+    )
     rule: Rule = _setting(
         Zeno(trim=PAPER_TRIM), "Rule", "What makes one update of the candidates: a name that `zeno rules` lists."
     )
@@ -93,6 +97,7 @@ class Run:
         self._need(self.faulty <= self.workers, "faulty", f"of at most workers={self.workers}")
         self._need(0 <= self.server_data < 1, "server_data", "of at least 0 and below 1")
         self._need(math.isfinite(self.lr) and self.lr > 0, "lr", "that is finite and above 0")
+        self._need(self.precision in PRECISIONS, "precision", f"as one of {', '.join(PRECISIONS)}")
         # Dry runs: whatever cannot work with this many workers or this optimizer says so now, not after an hour.
         try_rule(self.rule, self.workers)
         self._try_optimizer()
@@ -169,17 +174,39 @@ def _check_kind(name: str, kind: object, value: object) -> None:
 
 def try_rule(rule: Rule, workers: int) -> None:
     """Raises what the rule raises for this many candidates, however good they are."""
-    rule(torch.zeros(workers, 1), lambda candidates: torch.zeros(len(candidates)))
+    rule(torch.zeros(workers, 1), _Zeros())
+
+
+class _Zeros:
+    """An oracle of one parameter that knows nothing."""
+
+    lr = 1.0
+
+    def __call__(self, candidates: Tensor) -> Tensor:
+        return torch.zeros(len(candidates))
+
+    def gradient(self) -> Tensor:
+        return torch.zeros(1)
 
 
 def make_rule(text: str, settings: Mapping[str, Any] = NOTHING, defaults: Mapping[str, Any] = NOTHING) -> Rule:
-    """The rule that the text names; settings win over the text, defaults fill in what it leaves out."""
-    parameters = [f.name for f in fields(find("rule", parse(text)[0], RULES))]  # type: ignore[arg-type]
+    """The rule, or the chain of parts, that the text names.
 
-    def of_this_rule(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {p: value for name, value in values.items() for p in RULE_SETTINGS[name] if p in parameters}
+    Settings win over the text, for every part that has a parameter of that meaning; defaults fill in what is left out.
+    """
+    texts = split(text)
+    kinds = [find("rule", parse(part)[0], PARTS) for part in texts]
+    if kinds[-1] not in RULES.values():
+        raise ValueError(f"The rule {text!r} makes no update. End it with one that does, such as {text}+mean.")
+    parameters = [[f.name for f in fields(kind)] for kind in kinds]  # type: ignore[arg-type]
+
+    def of(part: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {p: value for name, value in values.items() for p in RULE_SETTINGS[name] if p in parameters[part]}
 
     for name in settings:
-        if not of_this_rule({name: None}):
-            raise ValueError(f"The rule {text!r} has no {name}. It takes: {', '.join(parameters) or 'nothing'}.")
-    return build("rule", text, RULES, of_this_rule({"trim": PAPER_TRIM, **defaults}), of_this_rule(settings))
+        if not any(of(part, {name: None}) for part in range(len(texts))):
+            takes = ", ".join(dict.fromkeys(p for names in parameters for p in names)) or "nothing"
+            raise ValueError(f"The rule {text!r} has no {name}. It takes: {takes}.")
+    defaults = {"trim": PAPER_TRIM, **defaults}
+    known: Mapping[str, Any] = PARTS
+    return chain(*[build("rule", part, known, of(i, defaults), of(i, settings)) for i, part in enumerate(texts)])

@@ -1,4 +1,4 @@
-"""Names with parameters, as people write them: `zeno(trim=13)`, `sign_flip(10)`, `dirichlet(alpha=0.3)`, `mean`.
+"""Names with parameters, as people write them: `zeno(trim=13)`, `sign_flip(10)`, `mean`, `nnm(faulty=4)+median`.
 
 The command line, TOML files and run folders use this one form for rules, faults, splits, optimizers and schedules.
 """
@@ -6,7 +6,7 @@ The command line, TOML files and run folders use this one form for rules, faults
 import ast
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -27,6 +27,19 @@ def parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     except (SyntaxError, ValueError):
         pass
     raise ValueError(f"Expected a name, or a name with parameters such as name(key=1). Found {text!r}.")
+
+
+def split(text: str) -> list[str]:
+    """`a(1) + b` -> ["a(1)", "b"]."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        return [text]  # `parse` says what is wrong with it
+    parts = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        parts.append(ast.unparse(node.right))
+        node = node.left
+    return [ast.unparse(node), *reversed(parts)] if parts else [text]
 
 
 def find(what: str, name: str, known: Mapping[str, T]) -> T:
@@ -68,7 +81,10 @@ def build(
 
 
 def describe(value: object, known: Mapping[str, object]) -> str:
-    """The text that `build` makes this object from; parameters at their defaults are left out."""
+    """The text that `build` makes this object from; parameters at their defaults are left out. Chains: a+b."""
+    parts: Sequence[object] = getattr(value, "parts", ())
+    if parts:
+        return "+".join(describe(part, known) for part in parts)
     name = next((name for name, kind in known.items() if kind is type(value)), None)
     if name is None or not is_dataclass(value):
         return repr(value)
