@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow bench lint format clean
 
 demo: .venv/ready  ## 20 workers, 12 of them faulty: which rule survives?
 	$(BIN)/zeno compare
@@ -12,6 +12,16 @@ test: lint  ## Everything that must hold before a commit, under 10 minutes on tw
 
 test-slow: .venv/ready  ## The tests that take minutes.
 	$(BIN)/pytest -m slow
+
+bench: .venv-bench/ready  ## The rules beside those of other packages, and the parts of a step.
+	.venv-bench/bin/zeno bench all --json runs/bench.json
+
+# Peers ask for older versions of what our pins hold, so they have an environment of their own.
+.venv-bench/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	grep '^torch==' constraints.txt > .venv-bench/torch.txt
+	.venv-bench/bin/python -m pip install --quiet --constraint .venv-bench/torch.txt --editable '.[bench]'
+	touch $@
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
@@ -28,4 +38,4 @@ format: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import logging
 import os
 import re
 import sys
@@ -22,9 +23,9 @@ from zeno.data import SPLITS
 from zeno.faults import FAULTS
 from zeno.models import MODELS
 from zeno.records import Record, summarize
-from zeno.rules import RULES, Zeno
+from zeno.rules import PARTS, PRE_AGGREGATORS, RULES, Zeno
 from zeno.run import PAPER_TRIM, REGISTRIES, Run, from_settings
-from zeno.spec import describe, find, parse
+from zeno.spec import describe, find, parse, split
 from zeno.tasks import TASKS, data_folder
 from zeno.train import train as run_training
 
@@ -46,6 +47,10 @@ out, err = Console(), Console(stderr=True)
 
 def main() -> None:
     """Runs the command line; a mistake of the user's ends with one line and exit code 2."""
+    notes = logging.StreamHandler()
+    notes.setFormatter(logging.Formatter("note: %(message)s"))
+    logging.getLogger("zeno").addHandler(notes)
+    logging.getLogger("zeno").setLevel(logging.INFO)
     try:
         app()
     except (ValueError, OSError) as error:
@@ -92,7 +97,7 @@ def _flags(changed: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
         kind = f.type if f.type in (int, float, bool) else str
         add(f.name, kind, default, f.metadata["panel"], f.metadata["help"])
         if f.name == "rule":
-            text = "Candidates the rule gives up as faulty (b): trim of zeno and trimmed_mean, faulty of krum."
+            text = "Candidates the rule gives up as faulty (b): trim or faulty of the rule, and of what is before it."
             add("trim", int, PAPER_TRIM, "Rule", text)
             add("rho", float, Zeno.rho, "Rule", "Weight of Zeno's penalty on the size of a candidate.")
             add(
@@ -100,7 +105,7 @@ def _flags(changed: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
                 int,
                 Zeno.batch_size,
                 "Rule",
-                "Samples that Zeno scores on (n_r).",
+                "Samples of the server's own: those that Zeno scores on (n_r), or of its own gradient.",
             )
     return result
 
@@ -119,7 +124,7 @@ def train(
 ) -> None:
     """Train once, and write a run folder: settings, one record a step, curves, the model."""
     run = from_settings({**_read_toml(file), **settings})
-    _execute({describe(run.rule, RULES): run}, _new_folder(out_folder, "train"), as_json)
+    _execute({describe(run.rule, PARTS): run}, _new_folder(out_folder, "train"), as_json)
 
 
 @app.command()
@@ -142,7 +147,7 @@ def compare(
     rules = list(comparison.PAPER_RULES)
     if "rule" in from_file:  # stands in for the one of its name
         own = str(from_file.pop("rule"))
-        rules = [name for name in rules if name != parse(own)[0]] + [own]
+        rules = [name for name in rules if name != parse(split(own)[-1])[0]] + [own]
     runs = comparison.runs({**from_file, **settings}, rule or rules)
     _execute(runs, _new_folder(out_folder, "compare"), as_json)
 
@@ -151,6 +156,7 @@ def compare(
 def rules() -> None:
     """List the rules: what makes one update of the candidates."""
     _list("rule", RULES)
+    _list("before a rule, as in nnm+median", PRE_AGGREGATORS)
 
 
 @app.command()
@@ -180,6 +186,22 @@ def data(
     print(f"{name} is in {folder}")
 
 
+@app.command()
+def bench(
+    what: str = typer.Argument("rules", help="rules, growth, steps, nan, or all."),
+    size: list[int] = typer.Option([1_310_922, 10_000_000], help="Parameters (d) for rules; repeat for more."),
+    threads: int = typer.Option(2, help="Torch threads."),
+    json_file: Path | None = typer.Option(None, "--json", help="Write the figures to this file."),
+) -> None:
+    """Measure the rules beside those of other packages, and the parts of a step, in one run.
+
+    Peers that are not installed are left out, with a line: pip install 'zeno-sgd[bench]' brings them.
+    """
+    from zeno.bench import show  # not before it is asked for: it imports what only a benchmark needs
+
+    show.run(what, size, threads, json_file, out)
+
+
 def _read_toml(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
@@ -204,7 +226,8 @@ def _execute(runs: Mapping[str, Run], folder: Path, as_json: bool) -> None:
     done: dict[str, list[Record]] = {}
     interrupted = False
     for name, run in runs.items():
-        bears = getattr(run.rule, "trim", getattr(run.rule, "faulty", run.faulty))
+        rule = getattr(run.rule, "rule", run.rule)  # the one at the end of a chain
+        bears = getattr(rule, "trim", getattr(rule, "faulty", run.faulty))
         if run.faulty > bears:
             print(f"note: {run.faulty} workers are faulty, {name} is told of {bears}", file=sys.stderr)
     with Progress(

@@ -1,0 +1,1 @@
+"""How fast, and how right: our rules and those of other packages on the same candidates."""

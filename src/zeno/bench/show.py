@@ -1,0 +1,130 @@
+"""Benchmarks as tables for people and JSON for machines."""
+
+import json
+import math
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from zeno.bench import rules, steps
+from zeno.bench.peers import PACKAGES, missing
+from zeno.bench.rules import Timing
+
+GROWTH = [(10, 10**5), (20, 10**5), (50, 10**5), (100, 10**5), (200, 10**5), (10, 10**6), (10, 10**7), (10, 10**8)]
+PARTS = ("rules", "growth", "steps", "nan")
+
+
+def run(what: str, sizes: Sequence[int], threads: int, json_file: Path | None, console: Console) -> None:
+    """Measures, shows as it goes, and writes what was asked for."""
+    if what not in (*PARTS, "all"):
+        raise ValueError(f"There is no benchmark {what!r}. There are: {', '.join(PARTS)}, all.")
+    if min(sizes) < 1 or threads < 1:
+        raise ValueError(f"A benchmark needs sizes and threads of at least 1. Found {list(sizes)} and {threads}.")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    found: dict[str, Any] = {"machine": _machine(threads)}
+    try:
+        for part in PARTS:
+            if what in (part, "all"):
+                found[part] = _measure(part, sizes, console)
+                if json_file is not None:  # also when the next part is interrupted
+                    json_file.parent.mkdir(parents=True, exist_ok=True)
+                    json_file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measure(part: str, sizes: Sequence[int], console: Console) -> Any:
+    if part in ("rules", "nan"):
+        for package, reason in missing().items():
+            _say(f"{package} is left out: {reason}")
+    if part == "rules":
+        rules.make_kernels(_say)
+        timings = rules.table(sizes, _say_timing)
+        for size in sizes:
+            console.print(_rules_table([t for t in timings if t.parameters == size], size))
+        return [_as_json(t) for t in timings]
+    if part == "growth":
+        timings = rules.growth(GROWTH, _say_timing)
+        console.print(_growth_table(timings))
+        return [_as_json(t) for t in timings]
+    if part == "steps":
+        return steps.everything(lambda name, numbers: console.print(f"{name}: {_short(numbers)}"))
+    rows = {label: rules.one_bad_worker_of_seven(value) for label, value in (("NaN", math.nan), ("Inf", math.inf))}
+    for label, table in rows.items():
+        console.print(_bad_row_table(label, table))
+    return rows
+
+
+def _rules_table(timings: Sequence[Timing], size: int) -> Table:
+    table = Table(title=f"20 workers, {size:,} parameters; milliseconds, best of several turns")
+    for heading in ("rule", "zeno", "without kernel", "x limit", *PACKAGES, "x fastest that agrees"):
+        table.add_column(heading, justify="left" if heading == "rule" else "right")
+    for t in timings:
+        peers = [f"{t.peers[p]:.0f}{'*' if p in t.differs else ''}" if p in t.peers else "" for p in PACKAGES]
+        eager = "" if t.eager_milliseconds is None else f"{t.eager_milliseconds:.1f}"
+        speedup = "" if t.speedup is None else f"{t.speedup:.1f}"
+        table.add_row(t.rule, f"{t.milliseconds:.1f}", eager, f"{t.over_limit:.1f}", *peers, speedup)
+    notes = sorted({f"{p} {t.rule}: {note}" for t in timings for p, note in t.differs.items()})
+    largest = max((d for t in timings for d in t.disagreement.values()), default=0.0)
+    limit = min(t.limit_milliseconds for t in timings)
+    table.caption = (
+        f"limit: {limit:.1f} ms. Peers agree with zeno to {largest:.0e}, but for *: {'; '.join(notes) or 'none'}"
+    )
+    return table
+
+
+def _growth_table(timings: Sequence[Timing]) -> Table:
+    sizes = list(dict.fromkeys((t.workers, t.parameters) for t in timings))
+    table = Table("rule", *[f"m={m} d={d:.0e}" for m, d in sizes], title="milliseconds, a fifth of the workers faulty")
+    by = {(t.rule, (t.workers, t.parameters)): f"{t.milliseconds:.1f}" for t in timings}
+    for rule in dict.fromkeys(t.rule for t in timings):
+        table.add_row(rule, *[by.get((rule, size), "") for size in sizes])
+    return table
+
+
+def _bad_row_table(label: str, rows: Sequence[dict[str, str]]) -> Table:
+    table = Table("rule", "zeno", *PACKAGES, title=f"one worker of seven sends {label}")
+    for row in rows:
+        table.add_row(row["rule"], row["zeno"], *[row.get(package, "") for package in PACKAGES])
+    return table
+
+
+def _as_json(timing: Timing) -> dict[str, Any]:
+    return {**asdict(timing), "over_limit": timing.over_limit, "speedup": timing.speedup}
+
+
+def _machine(threads: int) -> dict[str, Any]:
+    def installed(package: str) -> str | None:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return None
+
+    return {
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": threads,
+        "peers": {package: installed(package) for package in PACKAGES},
+    }
+
+
+def _short(numbers: dict[str, Any]) -> str:
+    return ", ".join(f"{k.replace('_', ' ')} {v:.3g}" if type(v) is float else f"{k} {v}" for k, v in numbers.items())
+
+
+def _say(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
+def _say_timing(timing: Timing) -> None:
+    print(f"{timing.rule}, {timing.workers} x {timing.parameters}: {timing.milliseconds:.1f} ms", file=sys.stderr)
