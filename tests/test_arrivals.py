@@ -44,6 +44,18 @@ def test_workers_that_do_not_come_use_up_trim() -> None:
     assert arrivals.result().update.tolist() == [2.0, 2.0]
 
 
+def test_each_worker_comes_once_and_with_as_many_numbers() -> None:
+    arrivals = zeno.Arrivals(zeno.Zeno(trim=1), 4, descent)
+    arrivals.add(1, torch.ones(2))
+    with pytest.raises(ValueError, match="Found worker 1, which was added before"):
+        arrivals.add(1, torch.ones(2))
+    for worker in (-1, 4):
+        with pytest.raises(ValueError, match=f"Found worker {worker}, which is not one of 4"):
+            arrivals.add(worker, torch.ones(2))
+    with pytest.raises(ValueError, match=r"needs 2 numbers from worker 2. Found \[1\]"):
+        arrivals.add(2, torch.ones(1))
+
+
 def test_a_score_of_nan_is_not_kept() -> None:
     arrivals = zeno.Arrivals(zeno.Zeno(trim=1), 2, lambda c: torch.tensor([math.nan]))
     assert arrivals.add(0, torch.ones(2)) == -math.inf

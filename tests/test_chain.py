@@ -152,5 +152,15 @@ def test_what_cannot_be_chained_is_refused() -> None:
         zeno.chain(zeno.Mean(), zeno.Median())
     with pytest.raises(ValueError, match=r"needs a rule such as Mean\(\) at its end. Found NNM\(faulty=2\)"):
         zeno.chain(zeno.NNM(faulty=2))
+    for wrong in (
+        (),
+        (zeno.NNM, zeno.Mean()),
+        (zeno.Clip(1.0), zeno.Mean),
+        (zeno.chain(zeno.Clip(1.0), zeno.Mean()),) * 2,
+    ):
+        with pytest.raises(ValueError, match="A chain needs"):
+            zeno.chain(*wrong)
+    nested = zeno.chain(zeno.NNM(2), zeno.chain(zeno.Clip(1.0), zeno.Mean()))
+    assert nested == zeno.chain(zeno.NNM(2), zeno.Clip(1.0), zeno.Mean())
     assert zeno.chain(zeno.Mean()) == zeno.Mean()
     assert isinstance(zeno.chain(zeno.Clip(1.0), zeno.Mean()), Chain)

@@ -129,7 +129,7 @@ def test_a_kernel_is_made_once_it_is_worth_it(
 
     def start(columns: Columns, n: int) -> None:
         started.append((columns, n))
-        compiled._making[compiled._path(columns, n)] = process = subprocess.Popen([sys.executable, "-c", ""])
+        compiled._making[columns, n] = process = subprocess.Popen([sys.executable, "-c", ""])
         process.wait()
 
     monkeypatch.setattr(compiled, "start", start)
@@ -147,6 +147,18 @@ def test_a_kernel_is_made_once_it_is_worth_it(
     monkeypatch.setenv("ZENO_COMPILE", "0")
     zeno.Median()(big(7))
     assert len(started) == 1
+
+
+@pytest.mark.parametrize("folder", ["/proc/nope", "/dev/null/kernels"])
+def test_a_cache_that_cannot_be_written_only_costs_the_kernels(
+    folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ZENO_CACHE", folder)
+    monkeypatch.setenv("ZENO_COMPILE", "1")
+    monkeypatch.setattr(compiled, "WORTH_SECONDS", 0.0)
+    for _ in range(2):
+        assert zeno.Median()(big(8)).update.isfinite().all()
+    assert caplog.text.count("going on without compiled kernels") == 1
 
 
 @pytest.mark.parametrize("columns", FORMULAS)

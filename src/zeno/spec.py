@@ -24,7 +24,7 @@ def parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
             keywords = {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg is not None}
             if len(keywords) == len(node.keywords):
                 return node.func.id, [ast.literal_eval(a) for a in node.args], keywords
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
         pass
     raise ValueError(f"Expected a name, or a name with parameters such as name(key=1). Found {text!r}.")
 
@@ -33,7 +33,7 @@ def split(text: str) -> list[str]:
     """`a(1) + b` -> ["a(1)", "b"]."""
     try:
         node = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
         return [text]  # `parse` says what is wrong with it
     parts = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

@@ -24,9 +24,18 @@ class Arrivals:
         self.scores = torch.full((workers,), -torch.inf, dtype=torch.float64)
         self._rows: dict[int, int] = {}  # worker -> its row in `_best`
         self._best: Tensor | None = None  # [m - trim, d]
+        self._seen: set[int] = set()
 
     def add(self, worker: int, candidate: Tensor) -> float:
         """Scores a candidate [d], keeps a copy if it is among the best so far, and returns the score."""
+        if not 0 <= worker < len(self.scores) or worker in self._seen:
+            why = "was added before" if worker in self._seen else f"is not one of {len(self.scores)}"
+            raise ValueError(f"Arrivals takes one candidate from each worker. Found worker {worker}, which {why}.")
+        if self._best is not None and candidate.shape != self._best.shape[1:]:
+            raise ValueError(
+                f"Arrivals needs {self._best.shape[1]} numbers from worker {worker}. Found {list(candidate.shape)}."
+            )
+        self._seen.add(worker)
         try:
             scores = self._alone(candidate[None], self.descent).scores
         except TooFewUsable:  # not finite, or its score is not

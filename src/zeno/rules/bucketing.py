@@ -27,7 +27,7 @@ class Bucketing:
         step = state if isinstance(state, int) else 0
         rows.lowered(self, rows.m - 1)
         order = torch.from_numpy(np.random.default_rng((self.seed, step)).permutation(rows.n))
-        groups = order.split(self.size)
+        groups = order.split(min(self.size, rows.n))
         member = torch.zeros(len(groups), rows.n, dtype=torch.float64, device=rows.mix.device)
         for group, members in enumerate(groups):
             member[group, members] = 1

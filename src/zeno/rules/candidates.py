@@ -3,6 +3,7 @@
 Shapes: m workers, d parameters.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -17,6 +18,10 @@ class Candidates:
     """m rows of d numbers, believed or not; read-only, and read as seldom as possible."""
 
     def __init__(self, tensor: Tensor) -> None:
+        if not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"A rule needs candidates as one tensor [workers, parameters]. Found {type(tensor).__name__}."
+            )
         if tensor.ndim != 2 or 0 in tensor.shape or not tensor.is_floating_point():
             raise ValueError(
                 "A rule needs candidates as one float tensor [workers, parameters], at least one of each. "
@@ -26,14 +31,13 @@ class Candidates:
 
     @cached_property
     def usable(self) -> Tensor:
-        """[m] bool: the rows of which every number is finite."""
-        # A finite sum of squares has finite terms: only the other rows have to be looked at number by number. The
-        # products around the origin hold these sums already, for a rule that asked for them.
+        """[m] bool: the rows of which every number, and the sum of their squares in float64, is finite.
+
+        All rows of finite float32 are; a row of float64 beyond 1e154 is as good as infinite.
+        """
+        # The products around the origin hold these sums already, for a rule that asked for them.
         squares = self._around_origin.diagonal() if "_around_origin" in self.__dict__ else self.squared_norms
-        finite = squares.isfinite()
-        for i in (~finite).nonzero().flatten().tolist():
-            finite[i] = memory.all_finite(self.tensor[i])
-        return finite
+        return squares.isfinite()
 
     @property
     def checked(self) -> bool:
@@ -77,18 +81,37 @@ class Candidates:
         inside = torch.cat([self.usable, self.usable.new_ones(1)])
         return result.where(inside & inside[:, None], 0)
 
+    @cached_property
+    def squared_distances(self) -> Tensor:
+        """||x_i - x_j||^2 -> [m, m] in float64; 0 for unusable rows."""
+        products = self.products[:-1, :-1]
+        distances, squares = squared_distances(products), products.diagonal()
+        # Crowds that c is not in the midst of: much nearer to each other than to it. Each gets a centre of its own.
+        lost = distances < NEARLY_EQUAL * (squares[:, None] + squares)
+        for _ in range(len(lost)):
+            centre = int(lost.sum(dim=1).argmax())
+            crowd = [*lost[centre].nonzero().flatten().tolist(), centre]
+            if len(crowd) == 1:
+                break
+            around = self._products(self.tensor[centre], crowd)
+            index = torch.tensor(crowd, device=lost.device)
+            distances[index[:, None], index] = squared_distances(around)
+            lost[index[:, None], index] = False
+        return distances
+
     def products_around(self, centre: Tensor | None) -> Tensor:
         """<x_i - centre, x_j - centre> -> [m, m] in float64; None: the origin."""
         return self._around_origin if centre is None else self._products(centre)
 
-    def _products(self, centre: Tensor | None) -> Tensor:
+    def _products(self, centre: Tensor | None, chosen: Sequence[int] | None = None) -> Tensor:
         """The products in float32, or in float64 where float32 would overflow or vanish."""
-        products = memory.gram(self.tensor, centre)
+        products = memory.gram(self.tensor, centre, chosen=chosen)
         squares = products.diagonal()
         for i in (~((squares > 1e-20) & squares.isfinite())).nonzero().flatten().tolist():
-            row = self.tensor[i]
-            if memory.all_finite(row) and bool((row if centre is None else row != centre).any()):
-                return memory.gram(self.tensor, centre, wide=True)
+            row = self.tensor[i if chosen is None else chosen[i]]
+            nothing = not bool(row.any()) if centre is None else torch.equal(row, centre)
+            if not nothing and memory.all_finite(row):
+                return memory.gram(self.tensor, centre, wide=True, chosen=chosen)
         return products
 
     def _crowded(self, products: Tensor) -> int | None:

@@ -25,6 +25,10 @@ class CenteredClipping(OnRows):
 
     def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
         start = state if isinstance(state, Tensor) else None
+        if start is not None and start.shape != (rows.d,):
+            raise ValueError(
+                f"{self} needs the last update, of {rows.d} numbers, as its state. Found shape {list(start.shape)}."
+            )
         products = rows.products_around(start)
         rows.lowered(self, rows.m - 1)
         weights = self._weights(products)

@@ -18,12 +18,12 @@ class PreAggregator(Protocol):
 class Chain(OnRows):
     """Pre-aggregators, then a rule. Scores and kept are those of the workers whose candidates went in."""
 
-    before: tuple[PreAggregator, ...]
+    first: tuple[PreAggregator, ...]
     rule: Rule
 
     @property
     def parts(self) -> tuple[PreAggregator | Rule, ...]:
-        return (*self.before, self.rule)
+        return (*self.first, self.rule)
 
     @property
     def batch_size(self) -> int:
@@ -31,8 +31,10 @@ class Chain(OnRows):
         return int(getattr(self.rule, "batch_size", 1))
 
     def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
-        states = list(state) if isinstance(state, tuple) else [None] * (len(self.before) + 1)
-        for i, part in enumerate(self.before):
+        states = list(state) if isinstance(state, tuple) else [None] * len(self.parts)
+        if len(states) != len(self.parts):
+            raise ValueError(f"A chain of {len(self.parts)} parts needs as many states. Found {len(states)}.")
+        for i, part in enumerate(self.first):
             rows, states[i] = part.before(rows, states[i])
         if isinstance(self.rule, OnRows):
             result = self.rule.on_rows(rows, descent, states[-1])
@@ -44,11 +46,13 @@ class Chain(OnRows):
 
 def chain(*parts: PreAggregator | Rule) -> Rule:
     """`chain(NNM(faulty=4), TrimmedMean(trim=4))`: the rule at the end, on what those before it make of the rows."""
-    before, rule = [], parts[-1]
+    first, rule = [], parts[-1] if parts else None
     for part in parts[:-1]:
-        if not isinstance(part, PreAggregator):
+        if not isinstance(part, PreAggregator) or isinstance(part, type):
             raise ValueError(f"A chain needs pre-aggregators such as NNM before its last part. Found {part!r}.")
-        before.append(part)
-    if not callable(rule):
+        first.append(part)
+    if not callable(rule) or isinstance(rule, type):
         raise ValueError(f"A chain needs a rule such as Mean() at its end. Found {rule!r}, which makes no update.")
-    return Chain(tuple(before), rule) if before else rule
+    if isinstance(rule, Chain):
+        return Chain((*first, *rule.first), rule.rule)
+    return Chain(tuple(first), rule) if first else rule

@@ -7,6 +7,7 @@ depends on it: both forms give the same bits. ZENO_COMPILE=0 turns it off.
 """
 
 import atexit
+import hashlib
 import logging
 import os
 import platform
@@ -35,7 +36,7 @@ PIECE = 1 << 20  # columns in one call of a kernel
 SETTINGS = {"max_fusion_size": 1_000_000, "cpp.dynamic_threads": True}  # one loop, on as many threads as torch has
 
 _spent: dict[tuple[Columns, int], float] = {}
-_making: dict[Path, "subprocess.Popen[bytes]"] = {}
+_making: dict[tuple[Columns, int], "subprocess.Popen[bytes]"] = {}
 
 
 def suits(candidates: Tensor) -> bool:
@@ -52,16 +53,24 @@ def suits(candidates: Tensor) -> bool:
 
 def find(columns: Columns, n: int) -> Kernel | None:
     """The kernel for n rows, if it was made."""
-    path = _path(columns, n)
-    return _load(path) if path.exists() else None
+    try:
+        path = _path(columns, n)
+        return _load(path) if path.exists() else None
+    except (OSError, RuntimeError):  # no home, or none that we may look into
+        return None
 
 
 def note(columns: Columns, n: int, seconds: float) -> None:
     """Adds up what a network costs without a kernel, and has the kernel made once that is worth it."""
     total = _spent[columns, n] = _spent.get((columns, n), 0.0) + seconds
-    if total > WORTH_SECONDS and _path(columns, n) not in _making:
-        log.info("compiling %s of %d rows in the background, once for this machine", columns.formula, n)
-        start(columns, n)
+    if total > WORTH_SECONDS and (columns, n) not in _making:
+        try:
+            start(columns, n)
+            log.info("compiling %s of %d rows in the background, once for this machine", columns.formula, n)
+        except (OSError, RuntimeError) as error:
+            log.warning("going on without compiled kernels: %s. Name a folder for them with ZENO_CACHE.", error)
+            _spent.clear()
+            os.environ["ZENO_COMPILE"] = "0"
 
 
 def start(columns: Columns, n: int) -> "subprocess.Popen[bytes]":
@@ -71,16 +80,22 @@ def start(columns: Columns, n: int) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", __name__, columns.formula, str(columns.bear), str(n), str(path)]
     with path.with_suffix(".log").open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
-    _making[path] = process
+    _making[columns, n] = process
     atexit.register(process.terminate)
     return process
 
 
 def _path(columns: Columns, n: int) -> Path:
-    """Where the kernel is kept: with others for the same processor, torch and version of the network."""
+    """Where the kernel is kept: with others for the same processor, torch and source."""
     folder = os.environ.get("ZENO_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zeno"
-    machine = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}-torch{torch.__version__}-v1"
+    machine = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}-torch{torch.__version__}-{_source()}"
     return Path(folder) / "kernels" / machine / f"{columns.formula}-{n}-{columns.bear}.pt2"
+
+
+@cache
+def _source() -> str:
+    """Stands for what is compiled: a kernel of another version is never loaded."""
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in (__file__, network.__file__))).hexdigest()[:12]
 
 
 @cache

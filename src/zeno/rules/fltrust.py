@@ -26,7 +26,7 @@ class FLTrust(OnRows):
         norms = rows.squared_norms().sqrt()
         rows.lowered(self, rows.m - 1)
         own_norm = squared_norms(own[None])[0].sqrt()
-        cosines = (rows.dots(own) / (norms * own_norm)).nan_to_num_(0)  # a zero points nowhere
+        cosines = (rows.dots(own) / (norms * own_norm)).nan_to_num_(0).clamp_(-1, 1)  # a zero points nowhere
         trust = cosines.clamp(min=0)
         weights = torch.where(trust > 0, trust / trust.sum().clamp(min=1e-300) * own_norm / norms, 0)
         return rows.result(rows.combine(weights), trust > 0, cosines)

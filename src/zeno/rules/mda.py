@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -9,6 +10,8 @@ from numpy.typing import NDArray
 
 from zeno.rules.rows import OnRows, Rows
 from zeno.rules.rule import Aggregate, Descent, check_count, check_majority
+
+MOST_TIES = 1000  # groups of the same diameter that are looked at: there are few, unless somebody made them
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def tightest(distances: NDArray[np.float64], faulty: int) -> NDArray[np.bool_]:
         else:
             low = middle + 1
     best, least = np.ones(n, dtype=np.bool_), np.inf
-    for group in _groups(distances > widths[low], faulty):
+    for group in islice(_groups(distances > widths[low], faulty), MOST_TIES):
         spread = distances[group][:, group].sum()
         if spread < least:
             best, least = group, spread

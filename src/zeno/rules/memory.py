@@ -15,6 +15,7 @@ from torch import Tensor
 
 WIDTH = 65_536  # columns in a piece: a few rows of them fit the second cache
 BLOCK = 8192  # columns that are summed in float32 before float64 takes over
+COPIED = 4 * BLOCK  # columns in a piece that is copied: small enough to be read again from cache
 TINY = 2.0**-100  # weights below this, or above its inverse, are not for float32
 
 
@@ -59,6 +60,9 @@ def dots(rows: Tensor, vector: Tensor) -> Tensor:
     total = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
     for columns in column_slices(rows.shape[1]):
         total += rows[:, columns].to(dtype) @ vector[columns].to(dtype)
+    for i in (~total.isfinite()).nonzero().flatten().tolist():  # float32 overflowed, or the row is not finite
+        pieces = zip(rows[i].split(WIDTH), vector.split(WIDTH), strict=True)
+        total[i] = torch.stack([a.double() @ b.double() for a, b in pieces]).sum()
     return total
 
 
@@ -118,25 +122,28 @@ def column_slices(d: int, width: int = WIDTH) -> Iterator[slice]:
     return (slice(start, min(start + width, d)) for start in range(0, d, width))
 
 
-def gram(candidates: Tensor, centre: Tensor | None = None, wide: bool = False) -> Tensor:
-    """<x_i - centre, x_j - centre> of all rows [m, d] -> [m, m] in float64.
+def gram(
+    candidates: Tensor, centre: Tensor | None = None, wide: bool = False, chosen: Sequence[int] | None = None
+) -> Tensor:
+    """<x_i - centre, x_j - centre> of all rows [m, d], or of the chosen ones -> [m, m] in float64.
 
     A row that is not finite makes its own row and column not finite, and no other. Products are summed in float32
     within blocks of columns and in float64 across them, or in float64 altogether where `wide`.
     """
-    m, d = candidates.shape
+    m, d = len(candidates) if chosen is None else len(chosen), candidates.shape[1]
     dtype = torch.float64 if wide else working_dtype(candidates.dtype)
     total = torch.zeros(m, m, dtype=torch.float64, device=candidates.device)
-    in_place = centre is None and candidates.dtype == dtype and candidates.stride(1) == 1
-    for columns in column_slices(d, 8 * WIDTH if in_place else WIDTH):
-        piece = candidates[:, columns]
+    in_place = centre is None and chosen is None and candidates.dtype == dtype and candidates.stride(1) == 1
+    width = 64 * BLOCK if in_place else COPIED
+    buffer = candidates.new_empty(0 if in_place else m * min(width, d), dtype=dtype)
+    for columns in column_slices(d, width):
+        piece = candidates[:, columns] if chosen is None else candidates[list(chosen), columns]
         if not in_place:
-            piece = piece.to(dtype)
-            piece = piece if centre is None else piece - centre[columns].to(dtype)
+            piece = buffer[: piece.numel()].view(piece.shape).copy_(piece)  # before it is centred: it may be wider
+            piece = piece if centre is None else piece.sub_(centre[columns])
         whole = piece.shape[1] // BLOCK * BLOCK
         if whole:
-            blocks = piece[:, :whole].unflatten(1, (-1, BLOCK)).transpose(0, 1)  # [k, m, BLOCK]
-            _add_products(total, blocks)
+            _add_products(total, piece[:, :whole].unflatten(1, (-1, BLOCK)).transpose(0, 1))  # [k, m, BLOCK]
         if whole < piece.shape[1]:
             _add_products(total, piece[None, :, whole:])
     return total.tril() + total.tril(-1).T

@@ -16,8 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-GUARD = 2.0**-8  # keeps the sum of up to 256 numbers finite as long as they are
-
 
 @dataclass(frozen=True)
 class Columns:
@@ -80,9 +78,10 @@ def apply(columns: Columns, rows: Sequence[Tensor], compare: Compare) -> Tensor:
 
 def _guard(rows: Sequence[Tensor]) -> Tensor:
     """0, or NaN where a number is not finite: an infinity could hide among the values that are trimmed."""
-    total = rows[0] * GUARD
+    share = 0.5 ** len(rows).bit_length()  # keeps the sum finite as long as the numbers are
+    total = rows[0] * share
     for row in rows[1:]:
-        total.add_(row, alpha=GUARD)
+        total.add_(row, alpha=share)
     return total.abs() * 0
 
 
@@ -110,9 +109,9 @@ class _Buffers:
 
 
 def _mean(values: Sequence[Tensor]) -> Tensor:
-    """Weighted before it is summed, so that huge numbers do not overflow."""
-    weight = 1 / len(values)
-    return reduce(torch.add, [value * weight for value in values])
+    """Weighted before it is summed, so that huge numbers do not overflow, and clamped, should they be rounded up."""
+    weight, limit = 1 / len(values), torch.finfo(values[0].dtype).max
+    return reduce(torch.add, [value * weight for value in values]).clamp(-limit, limit)
 
 
 def _plain_mean(values: Sequence[Tensor], bear: int = 0) -> Tensor:

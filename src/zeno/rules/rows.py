@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from zeno.rules import compiled, memory
-from zeno.rules.candidates import Candidates, squared_distances
+from zeno.rules.candidates import Candidates
 from zeno.rules.network import Columns, evaluate
 from zeno.rules.rule import Aggregate, Descent, TooFewUsable
 
@@ -107,7 +107,7 @@ class Rows:
         if self._mix is None:
             return self.candidates.squared_norms[list(self.chosen)]
         from_origin = self._mix.clone()
-        from_origin[:, -1] -= 1
+        from_origin[:, -1] = -from_origin[:, :-1].sum(dim=1)  # not 1 less: a weight of 1e-20 would be lost
         return ((from_origin @ self.candidates.products) * from_origin).sum(dim=1).clamp_(min=0)
 
     def products(self) -> Tensor:
@@ -133,7 +133,8 @@ class Rows:
     def squared_distances(self) -> Tensor:
         """||row_i - row_j||^2 -> [n, n] in float64."""
         if self._mix is None:
-            return squared_distances(self.products())
+            distances = self.candidates.squared_distances
+            return distances[list(self.chosen)][:, list(self.chosen)]
         differences = self._mix[:, None] - self._mix
         return ((differences @ self.candidates.products) * differences).sum(dim=-1).clamp_(min=0)
 
@@ -204,7 +205,8 @@ class Rows:
         block = block.to(memory.working_dtype(block.dtype))
         if self._mix is None:
             return block
-        return self._mix[:, list(chosen)].to(block.dtype) @ block
+        limit = torch.finfo(block.dtype).max  # a mean of numbers at the limit may be rounded beyond it
+        return (self._mix[:, list(chosen)].to(block.dtype) @ block).clamp_(-limit, limit)
 
     def result(
         self, update: Tensor, kept: Tensor | None = None, scores: Tensor | None = None, state: object = None
@@ -238,8 +240,7 @@ def keep_lowest(values: Tensor, num: int) -> Tensor:
 
 
 def _one_each(descents: Tensor, num: int) -> Tensor:
-    if descents.shape != (num,):
-        raise ValueError(
-            f"A rule needs one descent for each of the {num} candidates. Found shape {list(descents.shape)}."
-        )
-    return descents
+    if not isinstance(descents, Tensor) or descents.shape != (num,):
+        found = list(descents.shape) if isinstance(descents, Tensor) else type(descents).__name__
+        raise ValueError(f"A rule needs one descent for each of the {num} candidates. Found shape {found}.")
+    return descents.detach()

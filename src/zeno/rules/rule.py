@@ -53,7 +53,11 @@ def check_count(rule: object, name: str, value: object, least: int) -> None:
 
 def check_positive(rule: object, name: str, value: object) -> None:
     """Refuses a parameter that is not a finite number above 0."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+    try:
+        fits = not isinstance(value, bool) and isinstance(value, int | float) and 0 < float(value) < float("inf")
+    except OverflowError:
+        fits = False
+    if not fits:
         raise ValueError(f"{type(rule).__name__} needs {name} as a finite number above 0. Found {name}={value!r}.")
 
 
@@ -83,7 +87,9 @@ def own_gradient(rule: object, descent: Descent | None, d: int) -> Tensor:
             f"{rule} needs the server's own gradient. Found {'no descent' if descent is None else repr(descent)}. "
             "Pass descent=problem.at(params, lr, batch), or any object with a function gradient() that returns [d]."
         )
-    own: Tensor = gradient()
+    own: Tensor = gradient().detach()
     if own.shape != (d,):
         raise ValueError(f"{rule} needs a gradient of {d} numbers. Found shape {list(own.shape)}.")
+    if not bool(own.isfinite().all()):
+        raise ValueError(f"{rule} needs a finite gradient of the server's own. Found NaN or an infinity in it.")
     return own

@@ -11,7 +11,7 @@ from zeno.rules.rows import OnRows, Rows
 from zeno.rules.rule import Aggregate, Descent, check_count, check_majority
 from zeno.rules.spectrum import top
 
-MOST_GROUPS = 1_000_000
+MOST_GROUPS = 200_000
 AT_ONCE = 1024
 
 

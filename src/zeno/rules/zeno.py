@@ -37,7 +37,7 @@ class Zeno(OnRows):
     def __post_init__(self) -> None:
         check_count(self, "trim", self.trim, 0)
         check_count(self, "batch_size", self.batch_size, 1)
-        if not (math.isfinite(self.rho) and self.rho >= 0):
+        if not isinstance(self.rho, int | float) or not (math.isfinite(self.rho) and self.rho >= 0):
             raise ValueError(f"Zeno needs rho as a finite number of at least 0. Found rho={self.rho!r}.")
         if self.score not in SCORES:
             raise ValueError(f"Zeno needs score as one of {', '.join(SCORES)}. Found score={self.score!r}.")
@@ -55,8 +55,10 @@ class Zeno(OnRows):
     def _descents(self, rows: Rows, descent: Descent | None) -> Tensor:
         """By how much each row lowers the loss: [n] in float64."""
         if self.score == "first_order":
-            gradient = own_gradient(self, descent, rows.d)
-            return float(descent.lr) * rows.dots(gradient)  # type: ignore[union-attr]
+            gradient, lr = own_gradient(self, descent, rows.d), getattr(descent, "lr", None)
+            if lr is None:
+                raise ValueError(f"{self} needs the step that is tried, lr, from descent. Found {descent!r} without.")
+            return float(lr) * rows.dots(gradient)
         if descent is None:
             raise ValueError(
                 "Zeno needs descent, the decrease of the loss on samples of the server's own. Found None. "

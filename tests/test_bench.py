@@ -1,0 +1,95 @@
+"""The benchmark measures what it says it measures."""
+
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from zeno.bench import rules, show
+from zeno.bench.clock import Contender, best_milliseconds
+from zeno.bench.rules import Timing
+from zeno.rules import PRE_AGGREGATORS, RULES, compiled
+
+
+def test_contenders_take_turns_and_what_they_need_is_not_timed() -> None:
+    calls: list[str] = []
+
+    def prepare() -> str:
+        time.sleep(0.02)
+        return "prepared"
+
+    best = best_milliseconds(
+        {
+            "a": Contender(lambda prepared: calls.append(f"a {prepared}"), prepare),
+            "b": Contender(lambda _: calls.append("b")),
+        },
+        rounds=2,
+    )
+    assert calls == ["a prepared", "b"] * 3
+    assert best["a"] < 20
+
+
+def test_a_contender_that_takes_too_long_sits_out() -> None:
+    calls: list[int] = []
+
+    def slow(_: object) -> None:
+        calls.append(1)
+        time.sleep(0.03)
+
+    best = best_milliseconds({"slow": Contender(slow)}, rounds=9, most_seconds=0.02)
+    assert len(calls) == 1
+    assert 30 <= best["slow"] < math.inf
+
+
+def test_every_rule_is_in_the_benchmark() -> None:
+    parts = {part for name in rules.rules() for part in name.split("+")}
+    assert set(RULES) <= parts
+    assert parts <= set(RULES) | set(PRE_AGGREGATORS)
+    assert set(rules.IN_THE_TABLE) <= set(rules.rules())
+
+
+def test_kernels_of_the_table_are_those_that_its_rules_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = set()
+    monkeypatch.setattr(compiled, "suits", lambda candidates: True)
+    monkeypatch.setattr(compiled, "find", lambda columns, n: asked.add((columns, n)))
+    monkeypatch.setattr(compiled, "note", lambda columns, n, seconds: None)
+    candidates = torch.randn(20, 50)
+    for name in rules.IN_THE_TABLE:
+        rules.rules()[name](candidates)
+    assert asked == set(rules.KERNELS)
+
+
+def test_a_speedup_counts_only_peers_that_compute_the_same() -> None:
+    timing = Timing("krum", 20, 100, 10.0, 5.0, peers={"a": 20.0, "b": 50.0}, differs={"a": "something else"})
+    assert timing.speedup == 5.0
+    assert timing.over_limit == 2.0
+    assert Timing("krum", 20, 100, 10.0, 5.0).speedup is None
+
+
+def test_the_command_writes_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZENO_COMPILE", "0")
+    monkeypatch.setattr(show, "GROWTH", [(10, 500), (30, 200)])
+    monkeypatch.setattr(rules, "make_kernels", lambda say: None)
+    console, threads = Console(record=True, width=200), torch.get_num_threads()
+    for part in ("rules", "growth", "nan"):
+        file = tmp_path / "deep" / f"{part}.json"
+        show.run(part, [300], 1, file, console)
+        assert part in json.loads(file.read_text())
+    assert torch.get_num_threads() == threads
+    text = console.export_text()
+    assert "20 workers, 300 parameters" in text
+    assert "m=30 d=2e+02" in text
+    assert "geometric_median" in text
+    with pytest.raises(ValueError, match=r"There is no benchmark 'speed'. There are: rules, growth, steps, nan, all"):
+        show.run("speed", [300], 1, None, console)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_no_rule_is_moved_by_one_bad_worker_of_seven(value: float) -> None:
+    assert {row["rule"]: row["zeno"] for row in rules.one_bad_worker_of_seven(value)} == dict.fromkeys(
+        rules.rules(), "as without it"
+    )
