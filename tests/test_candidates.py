@@ -1,6 +1,7 @@
 """Norms, distances and sums of the candidates, where float32 and cancellation would get them wrong."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -102,3 +103,20 @@ def test_sums_at_the_edge_of_float32_stay_inside() -> None:
     largest = torch.finfo(torch.float32).max
     assert zeno.Mean()(torch.full((7, 3), largest)).update.tolist() == [largest] * 3
     assert zeno.MultiKrum(faulty=0)(torch.full((7, 3), -largest)).update.tolist() == [-largest] * 3
+
+
+def test_candidates_that_differ_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    gram = memory.gram
+
+    def counted(*args: Any, **kwargs: Any) -> Tensor:
+        passes.append(1)
+        return gram(*args, **kwargs)
+
+    monkeypatch.setattr(memory, "gram", counted)
+    rows = torch.randn(9, 1000)
+    zeno.Krum(faulty=2)(rows)
+    assert len(passes) == 1
+    rows[:4] = rows[0]  # four that agree: a second look, at these only
+    zeno.Krum(faulty=2)(rows)
+    assert len(passes) == 3

@@ -87,7 +87,7 @@ class Candidates:
         products = self.products[:-1, :-1]
         distances, squares = squared_distances(products), products.diagonal()
         # Crowds that c is not in the midst of: much nearer to each other than to it. Each gets a centre of its own.
-        lost = distances < NEARLY_EQUAL * (squares[:, None] + squares)
+        lost = (distances < NEARLY_EQUAL * (squares[:, None] + squares)).fill_diagonal_(False)
         for _ in range(len(lost)):
             centre = int(lost.sum(dim=1).argmax())
             crowd = [*lost[centre].nonzero().flatten().tolist(), centre]
