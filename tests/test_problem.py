@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import zeno
 from zeno import models
-from zeno.problem import OWN_STATISTICS_FROM, all_finite, oracle
+from zeno.problem import OWN_STATISTICS_FROM, oracle
+from zeno.rules.memory import all_finite
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: models.mlp((1, 8, 8), 10),

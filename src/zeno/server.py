@@ -17,8 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from zeno.cluster import Cluster, Reply
 from zeno.data import Batch, Dataset, draw, generator
-from zeno.problem import Oracle, Problem, all_finite
+from zeno.problem import Oracle, Problem
 from zeno.rules import Aggregate, Rule, TooFewUsable
+from zeno.rules.memory import all_finite
 
 STATISTICS_SAMPLES = 256  # of the server's own, for the running statistics of each step
 

@@ -152,7 +152,9 @@ def time_rule(name: str, rule: Rule, candidates: Tensor, with_peers: bool = True
     contenders = {
         **limits(candidates),
         "ours": Contender(lambda _: rule(candidates, own)),
-        **({"eager": Contender(lambda _: _eagerly(rule, candidates))} if kernel and name not in EAGER_ONLY else {}),
+        **(
+            {"eager": Contender(lambda _: _eagerly(rule, candidates))} if kernel and name not in WITHOUT_NETWORK else {}
+        ),
         **{peer.package: Contender(peer.call, partial(peer.prepare, candidates)) for peer in others},
     }
     best = best_milliseconds(contenders, rounds)
@@ -171,7 +173,7 @@ def time_rule(name: str, rule: Rule, candidates: Tensor, with_peers: bool = True
     )
 
 
-EAGER_ONLY = {"krum", "multi_krum", "geometric_median", "centered_clipping"}  # have no network
+WITHOUT_NETWORK = {"krum", "multi_krum", "geometric_median", "centered_clipping"}  # have no network
 
 
 def _eagerly(rule: Rule, candidates: Tensor) -> Aggregate:

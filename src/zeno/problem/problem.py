@@ -210,11 +210,6 @@ class Problem:
         return self.loss_of(low.to(self._flat.dtype), targets)
 
 
-def all_finite(values: Tensor) -> bool:
-    """Whether each number is finite. Their sum tells at the speed of memory; only if it is not is each looked at."""
-    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
-
-
 @contextlib.contextmanager
 def _seeded(seed: int, tensor: Tensor) -> Iterator[None]:
     """Draws inside come from the seed, and leave the draws outside as they were."""
