@@ -161,7 +161,12 @@ def test_bf16_is_sent_as_float32_and_is_less_exact() -> None:
 def test_what_faulty_workers_send_does_not_depend_on_who_arrives_first() -> None:
     class Backwards(zeno.LocalCluster):
         def gradients(
-            self, params: Tensor, buffers: Mapping[str, Tensor], step: int, faults: Mapping[int, zeno.Fault] = NO_FAULTS
+            self,
+            params: Tensor,
+            buffers: Mapping[str, Tensor],
+            step: int,
+            faults: Mapping[int, zeno.Fault] = NO_FAULTS,
+            need: int = 1,
         ) -> Iterator[zeno.Reply]:
             return reversed(list(super().gradients(params, buffers, step, faults)))
 

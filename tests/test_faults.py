@@ -59,7 +59,12 @@ class Fixed(zeno.Cluster):
     size = 3
 
     def gradients(
-        self, params: Tensor, buffers: Mapping[str, Tensor], step: int, faults: Mapping[int, zeno.Fault] = NO_FAULTS
+        self,
+        params: Tensor,
+        buffers: Mapping[str, Tensor],
+        step: int,
+        faults: Mapping[int, zeno.Fault] = NO_FAULTS,
+        need: int = 1,
     ) -> Iterator[zeno.Reply]:
         self.faults = dict(faults)
         yield zeno.Reply(1, step, torch.full_like(params, 2.0))
@@ -103,7 +108,12 @@ def test_what_a_fault_draws_depends_on_the_seed_and_the_step() -> None:
 def test_workers_that_are_silent_or_send_other_sizes_are_passed_on_as_they_are() -> None:
     class Odd(Fixed):
         def gradients(
-            self, params: Tensor, buffers: Mapping[str, Tensor], step: int, faults: Mapping[int, zeno.Fault] = NO_FAULTS
+            self,
+            params: Tensor,
+            buffers: Mapping[str, Tensor],
+            step: int,
+            faults: Mapping[int, zeno.Fault] = NO_FAULTS,
+            need: int = 1,
         ) -> Iterator[zeno.Reply]:
             yield zeno.Reply(0, step, torch.ones(5))
             yield zeno.Reply(1, step, torch.ones(2))

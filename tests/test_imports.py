@@ -1,6 +1,8 @@
 """Imports point one way, so that each part can be read without the ones above it."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import zeno
@@ -13,6 +15,7 @@ MAY_IMPORT = {
     "records": set(),
     "spec": set(),
     "models": set(),
+    "checkpoint": set(),
     "cores": set(),
     "problem": {"cores", "data"},
     "faults": {"data"},
@@ -20,9 +23,25 @@ MAY_IMPORT = {
     "tasks": {"data", "models", "problem", "spec"},
     "worker": {"data", "faults", "problem"},
     "cluster": {"cores", "data", "faults", "problem", "worker"},
-    "server": {"cluster", "data", "problem", "rules"},
+    "scoring": {"problem"},
+    "stop": set(),
+    "server": {"cluster", "data", "problem", "rules", "scoring"},
     "run": {"cluster", "data", "faults", "problem", "rules", "spec", "tasks"},
-    "train": {"cluster", "data", "problem", "records", "run", "server", "tasks", "worker"},
+    "setup": {"run"},
+    "train": {
+        "checkpoint",
+        "cluster",
+        "data",
+        "problem",
+        "records",
+        "run",
+        "scoring",
+        "server",
+        "setup",
+        "stop",
+        "tasks",
+        "worker",
+    },
     "compare": {"rules", "run", "spec"},
     "report": {"records"},
 }
@@ -43,9 +62,22 @@ def test_every_part_imports_only_what_lies_below_it() -> None:
     parts = {path.relative_to(ROOT).parts[0].removesuffix(".py") for path in ROOT.rglob("*.py")}
     assert parts - {"__init__", "cli"} == set(MAY_IMPORT)
     for part, allowed in MAY_IMPORT.items():
-        files = [ROOT / f"{part}.py"] if (ROOT / f"{part}.py").exists() else list((ROOT / part).glob("*.py"))
+        files = [ROOT / f"{part}.py"] if (ROOT / f"{part}.py").exists() else list((ROOT / part).rglob("*.py"))
         found = set().union(*(imports_of(file) for file in files)) - {part}
         assert found <= allowed, f"{part} imports {sorted(found - allowed)}"
+
+
+def test_only_the_ray_cluster_imports_ray_and_only_when_it_is_asked_for() -> None:
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "ray" for alias in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ray")
+    }
+    assert users == {"cluster/ray/session.py"}
+    code = "import sys, zeno, zeno.cli, zeno.cluster.ray; assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_public_name_is_there() -> None:

@@ -24,7 +24,12 @@ class Sending(zeno.Cluster):
         self.size = len(sent)
 
     def gradients(
-        self, params: Tensor, buffers: Mapping[str, Tensor], step: int, faults: Mapping[int, zeno.Fault] = NO_FAULTS
+        self,
+        params: Tensor,
+        buffers: Mapping[str, Tensor],
+        step: int,
+        faults: Mapping[int, zeno.Fault] = NO_FAULTS,
+        need: int = 1,
     ) -> Iterator[zeno.Reply]:
         for worker, gradient in reversed(list(enumerate(self.sent))):
             if isinstance(gradient, zeno.Reply):

@@ -40,6 +40,7 @@ from zeno.rules import (
 )
 from zeno.run import Run
 from zeno.server import Server
+from zeno.setup import Setup
 from zeno.tasks import TASKS, Task
 from zeno.train import train
 
@@ -92,6 +93,7 @@ __all__ = [
     "Rule",
     "Run",
     "Server",
+    "Setup",
     "SignFlip",
     "SignGuard",
     "Split",

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +23,10 @@ from zeno import download, report
 from zeno.data import SPLITS
 from zeno.faults import FAULTS
 from zeno.models import MODELS
-from zeno.records import Record, summarize
-from zeno.rules import PARTS, PRE_AGGREGATORS, RULES, Zeno
-from zeno.run import PAPER_TRIM, REGISTRIES, Run, from_settings
+from zeno.records import RECORDS_FILE, RUN_FILE, Record, read, summarize
+from zeno.rules import PARTS, PRE_AGGREGATORS, RULES, Zeno, bears
+from zeno.run import PAPER_TRIM, REGISTRIES, Run, from_settings, kind_of
+from zeno.setup import Setup, setup_from, without_setup
 from zeno.spec import describe, find, parse, split
 from zeno.tasks import TASKS, data_folder
 from zeno.train import train as run_training
@@ -33,8 +35,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-INTERRUPTED = 130  # what shells report for Ctrl-C
 
 app = typer.Typer(
     help="Distributed SGD that survives any number of faulty workers, as long as one is good.",
@@ -92,10 +92,9 @@ def _flags(changed: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
         )
         result[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
 
-    for f in fields(Run):
+    for f in (*fields(Run), *fields(Setup)):
         default = describe(f.default, REGISTRIES[f.name]) if f.name in REGISTRIES else f.default
-        kind = f.type if f.type in (int, float, bool) else str
-        add(f.name, kind, default, f.metadata["panel"], f.metadata["help"])
+        add(f.name, kind_of(f), default, f.metadata["panel"], f.metadata["help"])
         if f.name == "rule":
             text = "Candidates the rule gives up as faulty (b): trim or faulty of the rule, and of what is before it."
             add("trim", int, PAPER_TRIM, "Rule", text)
@@ -120,11 +119,26 @@ JSON = typer.Option(False, "--json", help="Print the results as JSON, for script
 @app.command()
 @with_settings()
 def train(
-    file: Path | None = FILE, out_folder: Path | None = OUT, as_json: bool = JSON, *, settings: dict[str, Any]
+    file: Path | None = FILE,
+    resume: Path | None = typer.Option(
+        None, help="Go on with the run in this folder, from its newest checkpoint.", show_default=False
+    ),
+    out_folder: Path | None = OUT,
+    as_json: bool = JSON,
+    *,
+    settings: dict[str, Any],
 ) -> None:
-    """Train once, and write a run folder: settings, one record a step, curves, the model."""
-    run = from_settings({**_read_toml(file), **settings})
-    _execute({describe(run.rule, PARTS): run}, _new_folder(out_folder, "train"), as_json)
+    """Train once, and write a run folder: settings, one record a step, checkpoints, curves, the model."""
+    if resume is not None:
+        if file is not None or out_folder is not None:
+            raise ValueError("A run is resumed with its own settings, in its own folder. Leave out the file and --out.")
+        if not (resume / RUN_FILE).is_file():
+            raise ValueError(f"There is no run to resume in {resume}. Name a folder that `zeno train` has written.")
+        file = resume / RUN_FILE
+    everything = {**_read_toml(file), **settings}
+    run = from_settings(without_setup(everything))
+    folder = resume or _new_folder(out_folder, "train")
+    _execute({describe(run.rule, PARTS): run}, setup_from(everything), folder, as_json, resume is not None)
 
 
 @app.command()
@@ -148,8 +162,9 @@ def compare(
     if "rule" in from_file:  # stands in for the one of its name
         own = str(from_file.pop("rule"))
         rules = [name for name in rules if name != parse(split(own)[-1])[0]] + [own]
-    runs = comparison.runs({**from_file, **settings}, rule or rules)
-    _execute(runs, _new_folder(out_folder, "compare"), as_json)
+    everything = {**from_file, **settings}
+    runs = comparison.runs(without_setup(everything), rule or rules)
+    _execute(runs, setup_from(everything), _new_folder(out_folder, "compare"), as_json)
 
 
 @app.command()
@@ -221,45 +236,55 @@ def _new_folder(folder: Path | None, command: str) -> Path:
     return folder
 
 
-def _execute(runs: Mapping[str, Run], folder: Path, as_json: bool) -> None:
-    """Trains each run in turn, then shows and writes what came out; Ctrl-C keeps what there is."""
+def _execute(runs: Mapping[str, Run], setup: Setup, folder: Path, as_json: bool, resume: bool = False) -> None:
+    """Trains each run in turn, then shows and writes what came out; Ctrl-C and SIGTERM keep what there is."""
     done: dict[str, list[Record]] = {}
-    interrupted = False
+    interrupted: KeyboardInterrupt | None = None
     for name, run in runs.items():
-        rule = getattr(run.rule, "rule", run.rule)  # the one at the end of a chain
-        bears = getattr(rule, "trim", getattr(rule, "faulty", run.faulty))
-        if run.faulty > bears:
-            print(f"note: {run.faulty} workers are faulty, {name} is told of {bears}", file=sys.stderr)
+        told = bears(run.rule)
+        if told is not None and run.faulty > told:
+            print(f"note: {run.faulty} workers are faulty, {name} is told of {told}", file=sys.stderr)
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        TextColumn("{task.fields[workers]}"),
         TextColumn("{task.fields[accuracy]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=err,
     ) as progress:
-        bars = {name: progress.add_task(name, total=run.steps, start=False, accuracy="") for name, run in runs.items()}
+        bars = {
+            name: progress.add_task(name, total=run.steps, start=False, accuracy="", workers="")
+            for name, run in runs.items()
+        }
         for name, run in runs.items():
+            where = _subfolder(folder, runs, name)
             done[name] = []
             progress.start_task(bars[name])
 
             def on_record(record: Record, name: str = name) -> None:
                 done[name].append(record)
-                progress.update(bars[name], advance=1)
+                progress.update(bars[name], completed=record.step + 1)
+                if setup.cluster != "local":
+                    counts = ", ".join(f"{number} {kind}" for kind, number in record.workers.items())
+                    progress.update(bars[name], workers=counts)
                 if record.accuracy is not None:
                     progress.update(bars[name], accuracy=f"accuracy {record.accuracy:.1%}")
 
             try:
-                run_training(run, _subfolder(folder, runs, name), on_record)
-            except KeyboardInterrupt:
-                interrupted = True
+                done[name] = run_training(run, where, on_record, setup, resume)
+                progress.update(bars[name], completed=run.steps)
+            except KeyboardInterrupt as stopped:
+                interrupted = stopped
+                done[name] = read(where) if (where / RECORDS_FILE).exists() else []
                 break
     _show(runs, done, folder, as_json)
-    if interrupted:
+    if interrupted is not None:
         kept = "the records up to here, and the model, are kept" if any(done.values()) else "before the first step"
-        print(f"interrupted: {kept}", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED)
+        how = f"; to go on: zeno train --resume {where}" if done[name] else ""
+        print(f"interrupted: {kept}{how}", file=sys.stderr)
+        raise typer.Exit(128 + getattr(interrupted, "signal_number", signal.SIGINT))
 
 
 def _subfolder(folder: Path, runs: Mapping[str, Run], name: str) -> Path:

@@ -1,12 +1,13 @@
 """What is written down of every step, and read again by everything that looks at a run.
 
 A run folder holds `run.toml` (the settings; where the task has a name, `zeno train run.toml` repeats the run),
-`records.jsonl` (one JSON line a step, flushed as it is written, so that a run that was stopped can be read) and
-`model.safetensors`.
+`records.jsonl` (one JSON line a step, flushed as it is written, so that a run that was stopped can be read),
+`model.safetensors` and `checkpoints/`.
 """
 
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import IO
 RUN_FILE = "run.toml"
 RECORDS_FILE = "records.jsonl"
 MODEL_FILE = "model.safetensors"
+CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,14 @@ class Record:
     kept: list[bool] | None  # for each worker; None when the step was skipped
     scores: list[float | None] | None  # for each worker, None for the unusable; None when the rule does not rank
     errors: dict[int, str] = field(default_factory=dict)  # worker -> what was wrong with its reply
+    late: list[int] = field(default_factory=list)  # workers whose reply to an earlier step came now, and was dropped
     skipped: str | None = None  # why the step made no update
     faulty: list[int] | None = None  # who was made faulty, in a simulation; None when nobody knows
     train_loss: float | None = None  # after this step, where it was evaluated; None when not finite
     accuracy: float | None = None  # on the test set, after this step, where it was evaluated
     evaluated: bool = False
     seconds: dict[str, float] = field(default_factory=dict, compare=False)  # by phase
+    workers: dict[str, int] = field(default_factory=dict, compare=False)  # how many are alive, late, lost
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
@@ -52,23 +56,33 @@ def finite(values: Iterable[float]) -> list[float | None]:
 
 
 class Journal:
-    """Writes the records of a run as they come; without a folder it only collects them."""
+    """Writes the records of a run as they come; without a folder it only collects them.
 
-    def __init__(self, folder: Path | None, settings: str) -> None:
-        self.records: list[Record] = []
+    With `earlier` records it goes on after them, in a folder that holds at least these; what follows them there is
+    dropped.
+    """
+
+    def __init__(self, folder: Path | None, settings: str, earlier: Sequence[Record] | None = None) -> None:
+        self.records: list[Record] = list(earlier or [])
         self._file: IO[str] | None = None
         if folder is not None:
-            if (folder / RECORDS_FILE).exists():
-                raise ValueError(f"The folder {folder} holds a run already. Name another one.")
+            if earlier is None and (folder / RECORDS_FILE).exists():
+                raise ValueError(f"The folder {folder} holds a run already. Name another one, or resume it.")
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / RUN_FILE).write_text(settings, encoding="utf-8")
-            self._file = (folder / RECORDS_FILE).open("w", encoding="utf-8")
+            _replace(folder / RUN_FILE, settings)
+            _replace(folder / RECORDS_FILE, "".join(record.to_json() + "\n" for record in self.records))
+            self._file = (folder / RECORDS_FILE).open("a", encoding="utf-8")
 
     def append(self, record: Record) -> None:
         self.records.append(record)
         if self._file is not None:
             self._file.write(record.to_json() + "\n")
             self._file.flush()
+
+    def sync(self) -> None:
+        """What was written is on the disk, also if the machine goes down now."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
 
     def __enter__(self) -> "Journal":
         return self
@@ -80,10 +94,32 @@ class Journal:
             self._file.close()
 
 
+def _replace(path: Path, text: str) -> None:
+    """Writes a file that is the old or the new one at any moment."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, path)
+
+
 def read(folder: Path) -> list[Record]:
     """The records of a run folder; a last line that was cut off in the middle is left out."""
     lines = (folder / RECORDS_FILE).read_text(encoding="utf-8").split("\n")
     return [Record.from_json(line) for line in lines[:-1]]  # what follows the last newline is empty or cut off
+
+
+def read_whole(folder: Path) -> list[Record]:
+    """The records up to the first one that is damaged or out of its place: what a run can go on from."""
+    found: list[Record] = []
+    if (folder / RECORDS_FILE).exists():
+        for line in (folder / RECORDS_FILE).read_bytes().split(b"\n")[:-1]:
+            try:
+                record = Record.from_json(line.decode())
+            except (ValueError, TypeError, AttributeError):
+                break
+            if record.step != len(found):
+                break
+            found.append(record)
+    return found
 
 
 @dataclass(frozen=True)
@@ -92,6 +128,7 @@ class Summary:
 
     steps: int
     skipped: int
+    late: int  # replies that came after their step was over
     evaluations: int
     accuracy: float | None  # the last that was evaluated
     train_loss: float | None
@@ -111,6 +148,7 @@ def summarize(records: Sequence[Record]) -> Summary:
     return Summary(
         steps=len(records),
         skipped=sum(r.skipped is not None for r in records),
+        late=sum(len(r.late) for r in records),
         evaluations=sum(r.evaluated for r in records),
         accuracy=last.accuracy if last else None,
         train_loss=last.train_loss if last else None,

@@ -3,9 +3,9 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -38,55 +38,61 @@ RULE_SETTINGS = {  # settings of the rule that have a flag of their own -> its p
 }
 
 
-def _setting(default: Any, panel: str, text: str) -> Any:
-    """A field of Run, with what the command line says of it."""
+def setting(default: Any, panel: str, text: str) -> Any:
+    """A field with what the command line says of it."""
     return field(default=default, metadata={"panel": panel, "help": text})
+
+
+def kind_of(f: "Field[Any]") -> type:
+    """What the value of a setting is written as, on the command line and in a file: a number, a yes or no, or text."""
+    kinds = [kind for kind in (f.type, *get_args(f.type)) if kind in (int, float, bool)]
+    return kinds[0] if kinds else str
 
 
 @dataclass(frozen=True)
 class Run:
     """Everything that decides a result; the defaults are the paper's."""
 
-    task: str | Task = _setting(
+    task: str | Task = setting(
         "digits", "Task", "What to train: a name that `zeno tasks` lists, or package.module:function."
     )
-    data: str | Path | None = _setting(
+    data: str | Path | None = setting(
         None, "Task", "Folder with the files of mnist or cifar10. Default: where `zeno data` puts them."
     )
-    model: str | None = _setting(
+    model: str | None = setting(
         None, "Task", "Network: mlp, cnn (the paper's) or small_cnn (a quarter as wide). Default: the task's own."
     )
-    workers: int = _setting(20, "Workers", "Number of workers (m).")
-    batch_size: int = _setting(100, "Workers", "Samples in each worker's gradient (n).")
-    split: Split = _setting(
+    workers: int = setting(20, "Workers", "Number of workers (m).")
+    batch_size: int = setting(100, "Workers", "Samples in each worker's gradient (n).")
+    split: Split = setting(
         IID(), "Workers", "Who has which samples: iid, disjoint, by_label or 'dirichlet(alpha=0.5)'."
     )
-    server_data: float = _setting(
+    server_data: float = setting(
         0.0, "Workers", "Share of the training set that only the server has; 0: it samples all of it (the paper)."
     )
-    precision: str = _setting(
+    precision: str = setting(
         "float32", "Workers", "What gradients are computed in: float32, or bf16 (torch's autocast). Scores: float32."
     )
-    rule: Rule = _setting(
+    rule: Rule = setting(
         Zeno(trim=PAPER_TRIM), "Rule", "What makes one update of the candidates: a name that `zeno rules` lists."
     )
-    fault: Fault = _setting(LabelFlip(), "Faults", "What goes wrong on faulty workers: see `zeno faults`.")
-    faulty: int = _setting(0, "Faults", "Number of workers to make faulty (q).")
-    redraw: bool = _setting(False, "Faults", "Make other workers faulty at every step.")
-    steps: int = _setting(5000, "Training", "Steps to train (the paper: 200 epochs of 25).")
-    lr: float = _setting(0.1, "Training", "Learning rate, and the step that Zeno tries (gamma).")
-    optimizer: str = _setting("sgd", "Training", "Any of torch.optim, e.g. adam or 'sgd(momentum=0.9)'.")
-    schedule: str | None = _setting(
+    fault: Fault = setting(LabelFlip(), "Faults", "What goes wrong on faulty workers: see `zeno faults`.")
+    faulty: int = setting(0, "Faults", "Number of workers to make faulty (q).")
+    redraw: bool = setting(False, "Faults", "Make other workers faulty at every step.")
+    steps: int = setting(5000, "Training", "Steps to train (the paper: 200 epochs of 25).")
+    lr: float = setting(0.1, "Training", "Learning rate, and the step that Zeno tries (gamma).")
+    optimizer: str = setting("sgd", "Training", "Any of torch.optim, e.g. adam or 'sgd(momentum=0.9)'.")
+    schedule: str | None = setting(
         None, "Training", "Any of torch.optim.lr_scheduler, e.g. 'steplr(step_size=100)'. Default: a constant lr."
     )
-    eval_every: int = _setting(25, "Training", "Steps from one evaluation to the next.")
-    eval_samples: int = _setting(10_000, "Training", "Samples of each set that are evaluated, at most.")
-    seed: int = _setting(0, "Training", "What every random draw derives from.")
+    eval_every: int = setting(25, "Training", "Steps from one evaluation to the next.")
+    eval_samples: int = setting(10_000, "Training", "Samples of each set that are evaluated, at most.")
+    seed: int = setting(0, "Training", "What every random draw derives from.")
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            if f.type in (int, float, bool):
-                _check_kind(f.name, f.type, getattr(self, f.name))
+            if kind_of(f) is not str:
+                check_kind(f.name, kind_of(f), getattr(self, f.name))
         self._need(callable(self.rule), "rule", "as a rule, such as zeno.Zeno(trim=4)")
         self._need(callable(self.split), "split", "as a split, such as zeno.IID()")
         self._need(isinstance(self.fault, Fault), "fault", "as a fault, such as zeno.LabelFlip()")
@@ -154,8 +160,7 @@ def from_settings(settings: Mapping[str, Any]) -> Run:
         find("setting", name, {**known, **RULE_SETTINGS})
         if name in RULE_SETTINGS:
             continue
-        kind = known[name].type
-        _check_kind(name, kind if kind in (int, float, bool) else str, value)
+        check_kind(name, kind_of(known[name]), value)
         values[name] = value
 
     for name in ("fault", "split"):
@@ -166,7 +171,7 @@ def from_settings(settings: Mapping[str, Any]) -> Run:
     return Run(**values)
 
 
-def _check_kind(name: str, kind: object, value: object) -> None:
+def check_kind(name: str, kind: object, value: object) -> None:
     wanted: Any = (int, float) if kind is float else kind
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"The setting {name} does not take a {type(value).__name__}. Found {name}={value!r}.")

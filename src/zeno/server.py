@@ -5,10 +5,11 @@ type, or not finite is a fault of that worker only: its row stays NaN, and the r
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from zeno.cluster import Cluster, Reply
 from zeno.data import Batch, Dataset, draw, generator
 from zeno.problem import Oracle, Problem
-from zeno.rules import Aggregate, Rule, TooFewUsable
+from zeno.rules import Aggregate, Rule, TooFewUsable, bears
 from zeno.rules.memory import all_finite
+from zeno.scoring import Scorer, ThreadScorer
 
 STATISTICS_SAMPLES = 256  # of the server's own, for the running statistics of each step
 
@@ -32,6 +34,7 @@ class Step:
     aggregate: Aggregate | None  # None: the step was skipped
     skipped: str | None  # why
     errors: dict[int, str]  # what was wrong with a worker's reply
+    late: list[int]  # workers whose reply to an earlier step came now, and was dropped
     seconds: dict[str, float]  # by phase: gradients, scores, rule, update
 
 
@@ -48,6 +51,7 @@ class Server:
         optimizer: Optimizer,  # over one flat vector: the parameters [d]
         schedule: LRScheduler | None = None,
         seed: int = 0,
+        scorer: Scorer | None = None,  # None: in this process
     ) -> None:
         self.problem = problem
         self.rule = rule
@@ -60,6 +64,11 @@ class Server:
         self.params: nn.Parameter = optimizer.param_groups[0]["params"][0]
         self.state: object = None  # the rule's memory
         self.candidates = self.params.detach().new_empty(cluster.size, self.params.numel())  # [m, d]
+        told = bears(rule)
+        self._need = 1 if told is None else max(1, cluster.size - told)  # replies that the rule cannot do without
+        on_arrival = getattr(rule, "on_arrival", False)
+        self._thread = ThreadScorer() if on_arrival and cluster.remote and scorer is None else None
+        self._scorer = (scorer or self._thread) if on_arrival else None
         self._refresh_buffers(step=0)
 
     def step(self, step: int) -> Step:
@@ -67,16 +76,16 @@ class Server:
         params = self.params.detach()
         clock = _Clock()
 
-        with clock("gradients"):
-            errors = self._collect(params, step)
-
         def oracle() -> Oracle:
             return self.problem.at(params, lr, self._draw("score", step, getattr(self.rule, "batch_size", 4)))
 
+        descent = _Asked(lr, oracle, clock, self.candidates, self._scorer)
+        with clock("gradients"):
+            errors, late = self._collect(params, step, descent)
         aggregate, skipped = None, None
         with clock("rule"):
             try:
-                aggregate = self.rule(self.candidates, _Asked(lr, oracle, clock), self.state)
+                aggregate = self.rule(self.candidates, descent, self.state)
             except TooFewUsable as error:
                 skipped = str(error)
 
@@ -88,20 +97,51 @@ class Server:
             if aggregate is not None:
                 self.state = aggregate.state
                 self._refresh_buffers(step + 1)
-        return Step(lr, aggregate, skipped, errors, clock.seconds)
+        return Step(lr, aggregate, skipped, errors, late, clock.seconds)
 
-    def _collect(self, params: Tensor, step: int) -> dict[int, str]:
+    def state_to_save(self) -> dict[str, Any]:
+        """All that a later server needs to go on as this one would, between two steps."""
+        return {
+            "params": self.params.detach(),
+            "buffers": self.problem.buffers,
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": None if self.schedule is None else self.schedule.state_dict(),
+            "rule": self.state,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_to_save` returned."""
+        with torch.no_grad():
+            self.params.copy_(state["params"])
+        self.problem.load_buffers(state["buffers"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        self.state = state["rule"]
+
+    def close(self) -> None:
+        """Ends the thread that scores on arrival, if there is one; a scorer that was given is its giver's."""
+        if self._thread is not None:
+            self._thread.close()
+
+    def _collect(self, params: Tensor, step: int, descent: "_Asked") -> tuple[dict[int, str], list[int]]:
         """Puts the replies into the rows of the candidates, and NaN where it returns an error."""
         errors = dict.fromkeys(range(self.cluster.size), "sent no reply")
-        self.candidates.fill_(torch.nan)
-        for reply in self.cluster.gradients(params, self.problem.buffers, step):
+        late = []
+        for reply in self.cluster.gradients(params, self.problem.buffers, step, need=self._need):
+            if reply.late:
+                late.append(reply.worker)
+                continue
             error = error_in(reply, step, params)
             if error is None:
                 self.candidates[reply.worker] = reply.gradient.detach()  # type: ignore[union-attr]
                 errors.pop(reply.worker, None)
+                descent.arrived(reply.worker)
             else:
                 errors[reply.worker] = error
-        return errors
+        for worker in errors:
+            self.candidates[worker] = torch.nan
+        return errors, late
 
     def _draw(self, role: str, step: int, size: int) -> Batch:
         return self.dataset.batch(draw(self.samples, size, generator(self.seed, role, step=step)))
@@ -130,18 +170,34 @@ def error_in(reply: Reply, step: int, params: Tensor) -> str | None:
 
 
 class _Asked:
-    """The oracle as a rule sees it, its time on the clock.
+    """The oracle as a rule sees it, its time on the clock; it knows the candidates that were scored on arrival.
 
-    Samples are drawn when it is first asked, and not before: nobody could fit a gradient to them.
+    Samples are drawn when it is first asked, or when the first candidate is there, and not before: nobody could fit a
+    gradient to them.
     """
 
-    def __init__(self, lr: float, make: Callable[[], Oracle], clock: "_Clock") -> None:
+    def __init__(
+        self, lr: float, make: Callable[[], Oracle], clock: "_Clock", own: Tensor, scorer: Scorer | None
+    ) -> None:
         self.lr = lr
         self._make = make
         self._clock = clock
+        self._own = own  # the candidates [m, d] that arrive
+        self._scorer = scorer
+        self._begun = False
+
+    def arrived(self, worker: int) -> None:
+        """The candidate of this worker is in its row, and may be scored."""
+        if self._scorer is not None:
+            if not self._begun:
+                self._scorer.begin(self._oracle, len(self._own))
+                self._begun = True
+            self._scorer.add(worker, self._own[worker])
 
     def __call__(self, candidates: Tensor) -> Tensor:
         with self._clock("scores"):
+            if self._scorer is not None and self._begun and candidates.data_ptr() == self._own.data_ptr():
+                return self._scorer.descents().to(candidates.device)
             return self._oracle(candidates)
 
     def gradient(self) -> Tensor:

@@ -1,34 +1,50 @@
 """From a Run to its records: the one loop."""
 
+import logging
+import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from zeno import tasks
-from zeno.cluster import Cluster, Faulty, LocalCluster
+from zeno import checkpoint, tasks
+from zeno.cluster import Cluster, Faulty, LocalCluster, Status
 from zeno.data import Dataset, generator, hold_out
 from zeno.problem import Problem
-from zeno.records import MODEL_FILE, Journal, Record, finite
+from zeno.records import CHECKPOINTS, MODEL_FILE, RUN_FILE, Journal, Record, finite, read_whole
 from zeno.run import Run
+from zeno.scoring import Scorer
 from zeno.server import Server, Step
+from zeno.setup import Setup
+from zeno.stop import Stop, Stopped
 from zeno.tasks import Task
 from zeno.worker import Worker
+
+log = logging.getLogger("zeno")
 
 EVAL_BATCH_SIZE = 500
 
 
 def train(
-    run: Run, folder: str | Path | None = None, on_record: Callable[[Record], None] | None = None
+    run: Run,
+    folder: str | Path | None = None,
+    on_record: Callable[[Record], None] | None = None,
+    setup: Setup = Setup(),
+    resume: bool = False,
 ) -> list[Record]:
     """Trains, and returns one record a step.
 
-    With a folder, the settings, the records as they come and the trained model are written there, also when the
-    run is interrupted. `on_record` is called after every step.
+    With a folder, the settings, the records as they come, checkpoints and the trained model are written there, also
+    when the run is interrupted: Ctrl-C and SIGTERM wait for the end of the step and raise `KeyboardInterrupt` then.
+    With `resume` a run that has a folder goes on from its newest checkpoint, and ends with the records of one that was
+    never stopped. `on_record` is called after every step.
     """
     folder = None if folder is None else Path(folder)
+    earlier, state = _saved(run, folder) if resume else (None, None)
     with torch.random.fork_rng(devices=[]):  # a task of the user's own may draw, and models always do
         torch.manual_seed(int(generator(run.seed, "task").integers(2**63)))
         task = run.task if isinstance(run.task, Task) else tasks.load(run.task, Path(run.data) if run.data else None)
@@ -41,12 +57,33 @@ def train(
     test_eval = _some(len(task.test), run.eval_samples, run.seed)
     who = run.faulty_workers()
 
-    with make_cluster(run, task, problem, worker_samples) as cluster, Journal(folder, run.to_toml()) as journal:
-        server = Server(
-            problem, run.rule, cluster, task.train, server_samples, *run.make_optimizer(params), seed=run.seed
+    with ExitStack() as stack:
+        cluster = stack.enter_context(make_cluster(run, task, problem, worker_samples, setup))
+        scorer = stack.enter_context(closing(_make_scorers(problem, setup))) if setup.scorers else None
+        optimizer, schedule = run.make_optimizer(params)
+        server = stack.enter_context(
+            closing(
+                Server(
+                    problem, run.rule, cluster, task.train, server_samples, optimizer, schedule, run.seed, scorer=scorer
+                )
+            )
         )
+        if state is not None:
+            server.load_state(state)
+        journal = stack.enter_context(Journal(folder, run.to_toml() + setup.to_toml(), earlier))
+        whole = True  # whether the server is between two steps, and its state one to go on from
+
+        def save() -> None:
+            if folder is not None:
+                journal.sync()
+                checkpoint.save(
+                    folder / CHECKPOINTS, len(journal.records), server.state_to_save(), keep=setup.checkpoints
+                )
+
+        stop = stack.enter_context(Stop())
         try:
-            for step in range(run.steps):
+            for step in range(len(journal.records), run.steps):
+                whole = False
                 outcome = server.step(step)
                 loss, accuracy = None, None
                 evaluated = (step + 1) % run.eval_every == 0 or step + 1 == run.steps
@@ -54,19 +91,57 @@ def train(
                     loss = evaluate(problem.loss, params.detach(), task.train, train_eval)
                     if task.test.classes is not None:
                         accuracy = evaluate(problem.accuracy, params.detach(), task.test, test_eval)
-                record = _record(step, outcome, who(step), evaluated, loss, accuracy)
+                record = _record(step, outcome, who(step), evaluated, loss, accuracy, cluster.status)
                 journal.append(record)
+                whole = True
+                if (step + 1) % setup.checkpoint_every == 0 and step + 1 < run.steps:
+                    save()
                 if on_record is not None:
                     on_record(record)
+                if stop.asked is not None:
+                    raise Stopped(stop.asked)
         finally:
+            if whole:
+                save()
             if folder is not None:
-                problem.load(params.detach())
-                weights = {name: value.contiguous().clone() for name, value in problem.model.state_dict().items()}
-                safetensors.torch.save_file(weights, folder / MODEL_FILE)
+                _save_model(problem, params.detach(), folder / MODEL_FILE)
         return journal.records
 
 
-def make_cluster(run: Run, task: Task, problem: Problem, samples: Tensor) -> Cluster:
+def _saved(run: Run, folder: Path | None) -> tuple[list[Record], dict[str, Any] | None]:
+    """The records that a run goes on after, and the state to go on from; none of either to start from the beginning."""
+    if folder is None or not (folder / RUN_FILE).is_file():
+        raise ValueError(f"There is no run to resume in {folder}. Name a folder that `zeno train` has written.")
+    written = [line for line in (folder / RUN_FILE).read_text(encoding="utf-8").splitlines() if " = " in line]
+    ours = {line.split(" = ")[0]: line for line in run.to_toml().splitlines()}
+    for line in written:
+        name = line.split(" = ")[0]
+        if name in ours and name != "steps" and line != ours[name]:
+            raise ValueError(f"The run in {folder} is another one: {line} there, {ours[name]} here.")
+    records = read_whole(folder)
+    found = checkpoint.newest(folder / CHECKPOINTS, most=len(records))
+    if found is None:
+        log.warning("there is no checkpoint in %s to go on from: the run starts from the beginning", folder)
+        return [], None
+    step, state = found
+    return records[:step], state
+
+
+def _save_model(problem: Problem, params: Tensor, path: Path) -> None:
+    problem.load(params)
+    weights = {name: value.contiguous().clone() for name, value in problem.model.state_dict().items()}
+    new = path.with_name(f".{path.name}.new")
+    safetensors.torch.save_file(weights, new)
+    os.replace(new, path)
+
+
+def _make_scorers(problem: Problem, setup: Setup) -> Scorer:
+    from zeno.cluster.ray import RayScorers
+
+    return RayScorers(problem, setup.scorers)
+
+
+def make_cluster(run: Run, task: Task, problem: Problem, samples: Tensor, setup: Setup = Setup()) -> Cluster:
     """The workers of a run, faulty ones included, sharing these samples of the training set."""
     shards = run.split(task.train.targets[samples], run.workers, generator(run.seed, "split"))
     if min(len(shard) for shard in shards) == 0:
@@ -74,12 +149,24 @@ def make_cluster(run: Run, task: Task, problem: Problem, samples: Tensor) -> Clu
             f"{run.split} leaves a worker without samples: {len(samples)} of them for {run.workers} workers. "
             "Use fewer workers, or the split iid."
         )
-    cluster = LocalCluster(
-        [
-            Worker(i, problem, task.train, samples[shard], run.batch_size, run.seed, run.precision)
-            for i, shard in enumerate(shards)
-        ]
-    )
+    workers = [
+        Worker(i, problem, task.train, samples[shard], run.batch_size, run.seed, run.precision)
+        for i, shard in enumerate(shards)
+    ]
+    cluster: Cluster
+    if setup.cluster == "local":
+        cluster = LocalCluster(workers)
+    else:
+        from zeno.cluster.ray import RayCluster  # not before it is asked for: Ray is an extra
+
+        cluster = RayCluster(
+            workers,
+            workers_per_actor=setup.workers_per_actor,
+            deadline=setup.deadline,
+            patience=setup.patience,
+            address=setup.address,
+            cpus_per_actor=setup.cpus_per_actor,
+        )
     return Faulty(cluster, run.fault, run.faulty_workers(), run.seed) if run.faulty else cluster
 
 
@@ -97,7 +184,13 @@ def _some(num_samples: int, most: int, seed: int) -> Tensor:
 
 
 def _record(
-    step: int, outcome: Step, faulty: Sequence[int], evaluated: bool, loss: float | None, accuracy: float | None
+    step: int,
+    outcome: Step,
+    faulty: Sequence[int],
+    evaluated: bool,
+    loss: float | None,
+    accuracy: float | None,
+    status: Status,
 ) -> Record:
     aggregate = outcome.aggregate
     scored = aggregate is not None and aggregate.scores is not None
@@ -107,10 +200,12 @@ def _record(
         kept=aggregate.kept.tolist() if aggregate else None,
         scores=finite(aggregate.scores.tolist()) if scored else None,  # type: ignore[union-attr]
         errors=outcome.errors,
+        late=outcome.late,
         skipped=outcome.skipped,
         faulty=list(faulty),
         train_loss=finite([loss])[0] if loss is not None else None,
         accuracy=accuracy,
         evaluated=evaluated,
         seconds=outcome.seconds,
+        workers=status._asdict(),
     )

@@ -1,7 +1,7 @@
 """WHERE workers run."""
 
-from zeno.cluster.cluster import Cluster, Reply
+from zeno.cluster.cluster import Cluster, Reply, Status
 from zeno.cluster.faulty import Faulty, fixed, redrawn
 from zeno.cluster.local import LocalCluster
 
-__all__ = ["Cluster", "Faulty", "LocalCluster", "Reply", "fixed", "redrawn"]
+__all__ = ["Cluster", "Faulty", "LocalCluster", "Reply", "Status", "fixed", "redrawn"]

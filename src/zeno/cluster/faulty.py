@@ -7,7 +7,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from zeno.cluster.cluster import NO_FAULTS, Cluster, Reply
+from zeno.cluster.cluster import NO_FAULTS, Cluster, Reply, Status
 from zeno.data import generator
 from zeno.faults import Fault
 
@@ -22,13 +22,23 @@ class Faulty(Cluster):
         self.seed = seed
         self.size = cluster.size
 
+    @property
+    def status(self) -> Status:
+        return self.cluster.status
+
     def gradients(
-        self, params: Tensor, buffers: Mapping[str, Tensor], step: int, faults: Mapping[int, Fault] = NO_FAULTS
+        self,
+        params: Tensor,
+        buffers: Mapping[str, Tensor],
+        step: int,
+        faults: Mapping[int, Fault] = NO_FAULTS,
+        need: int = 1,
     ) -> Iterator[Reply]:
         who = self.who(step)
         on_batches = {**faults, **dict.fromkeys(who, self.fault)}
-        arrived = self.cluster.gradients(params, buffers, step, on_batches)
-        replies = {reply.worker: reply for reply in sorted(arrived, key=lambda reply: reply.worker)}
+        arrived = sorted(self.cluster.gradients(params, buffers, step, on_batches, need), key=lambda r: r.worker)
+        yield from (reply for reply in arrived if reply.late)
+        replies = {reply.worker: reply for reply in arrived if not reply.late}
         gradients = {
             i: r.gradient for i, r in replies.items() if r.gradient is not None and r.gradient.shape == params.shape
         }

@@ -39,7 +39,12 @@ class LocalCluster(Cluster):
         self._same_at_once: dict[object, bool] = {}  # by what the batches look like
 
     def gradients(
-        self, params: Tensor, buffers: Mapping[str, Tensor], step: int, faults: Mapping[int, Fault] = NO_FAULTS
+        self,
+        params: Tensor,
+        buffers: Mapping[str, Tensor],
+        step: int,
+        faults: Mapping[int, Fault] = NO_FAULTS,
+        need: int = 1,
     ) -> Iterator[Reply]:
         buffers = {name: buffer.clone() for name, buffer in buffers.items()}  # they may be the problem's own
         jobs: Iterable[Job] = ((w, w.batch_under(faults.get(w.index), step)) for w in self.workers)

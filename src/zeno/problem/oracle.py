@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -40,17 +40,16 @@ class Oracle:
     batch: Batch
     own_statistics: bool | None = None  # normalise with the samples' own or the running ones; None: by their number
 
-    def __call__(self, candidates: Tensor) -> Tensor:
+    def __call__(self, candidates: Tensor | Sequence[Tensor]) -> Tensor:
         """By how much each candidate u [m, d] lowers the loss: f_r(x) - f_r(x - lr * u) -> [m], float64.
 
         NaN for a candidate that is not finite.
         """
-        candidates = candidates.detach()
         losses = torch.empty(len(candidates), dtype=torch.float64)
         start, seconds = self._start
 
         def loss_after(problem: "Problem", row: int) -> float:
-            u, flat = candidates[row], problem.flat
+            u, flat = candidates[row].detach(), problem.flat
             torch.add(self.params, u, alpha=-self.lr, out=flat)
             # x - lr * u is in the cache, and its sum tells: only if that is not finite is each number looked at.
             finite = bool(flat.sum().isfinite()) or bool(u.isfinite().all())
@@ -65,7 +64,7 @@ class Oracle:
                 losses[row] = loss
         if places == [self.problem]:
             self.problem.load(self.params)
-        return (start - losses).to(candidates.device)
+        return (start - losses).to(self.params.device)
 
     def gradient(self) -> Tensor:
         """The gradient of f_r at x [d]: to first order, u brings a descent of lr * <gradient, u>."""

@@ -21,7 +21,7 @@ from zeno.rules.monna import MoNNA
 from zeno.rules.multi_krum import MultiKrum
 from zeno.rules.nnm import NNM
 from zeno.rules.phocas import Phocas
-from zeno.rules.rule import Aggregate, Descent, Rule, TooFewUsable
+from zeno.rules.rule import Aggregate, Descent, Rule, TooFewUsable, bears
 from zeno.rules.signguard import SignGuard
 from zeno.rules.smea import SMEA
 from zeno.rules.trimmed_mean import TrimmedMean
@@ -93,5 +93,6 @@ __all__ = [
     "TooFewUsable",
     "TrimmedMean",
     "Zeno",
+    "bears",
     "chain",
 ]

@@ -43,6 +43,13 @@ class TooFewUsable(ValueError):  # noqa: N818
         super().__init__(f"{rule} needs {needed} usable candidates. Found {int(usable.sum())} of {len(usable)}.")
 
 
+def bears(rule: object) -> int | None:
+    """How many unusable candidates a rule was told to bear; None where it was told nothing."""
+    rule = getattr(rule, "rule", rule)  # the one at the end of a chain
+    told = getattr(rule, "trim", getattr(rule, "faulty", None))
+    return told if isinstance(told, int) else None
+
+
 def check_count(rule: object, name: str, value: object, least: int) -> None:
     """Refuses a parameter that is not a whole number of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:

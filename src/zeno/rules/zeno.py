@@ -42,6 +42,11 @@ class Zeno(OnRows):
         if self.score not in SCORES:
             raise ValueError(f"Zeno needs score as one of {', '.join(SCORES)}. Found score={self.score!r}.")
 
+    @property
+    def on_arrival(self) -> bool:
+        """Whether candidates can be scored as they come: the rule asks for the descent of each as it is."""
+        return self.score == "exact"
+
     def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
         check_more(self, "trim", self.trim, rows.size)
         scores = self._descents(rows, descent) - self.rho * rows.squared_norms()

@@ -1,0 +1,123 @@
+"""A group of trusted actors that score candidates in parallel: the paper's servers."""
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zeno.cluster.ray.cluster import as_array, as_tensor, search_path, unpack
+from zeno.cluster.ray.session import find_ray
+from zeno.data import Batch
+from zeno.problem import Oracle, Problem
+
+log = logging.getLogger("zeno")
+
+LEAST_WAIT, MULTIPLE = 10.0, 4.0
+"""Scores of a step are waited for this many seconds, or this many times as long as the ones that came took."""
+
+
+class Question(NamedTuple):
+    """What an oracle is made of, as arrays."""
+
+    params: np.ndarray  # [d]
+    buffers: dict[str, np.ndarray]
+    lr: float
+    inputs: np.ndarray
+    targets: np.ndarray
+    own_statistics: bool | None
+
+
+class ScoringActor:
+    """Asks an oracle of its own, which it keeps for the step."""
+
+    def __init__(self, parcel: "list[Any]", path: Sequence[str]) -> None:
+        torch.set_num_threads(1)
+        self.problem: Problem = unpack(parcel, path)
+        self._step: int | None = None
+        self._oracle: Oracle | None = None
+
+    def here(self) -> int:
+        return os.getpid()
+
+    def descent(self, step: int, question: Question, candidate: np.ndarray) -> float:
+        if self._oracle is None or step != self._step:
+            self.problem.load_buffers({name: as_tensor(array) for name, array in question.buffers.items()})
+            batch = Batch(as_tensor(question.inputs), as_tensor(question.targets))
+            self._oracle = self.problem.at(as_tensor(question.params), question.lr, batch, question.own_statistics)
+            self._step = step
+        return float(self._oracle([as_tensor(candidate)])[0])
+
+
+class RayScorers:
+    """Scores on `number` actors. One that dies is asked again when it is back; one that hangs leaves the group.
+
+    What they leave undone the server works out by itself, so a step never lacks a score.
+    """
+
+    def __init__(self, problem: Problem, number: int) -> None:
+        ray = find_ray()
+        make = ray.remote(ScoringActor).options(
+            num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD"
+        )
+        self._parcel = [ray.put(problem)]  # in a list, it is fetched by the actor itself, also when it starts again
+        self.actors = [make.remote(self._parcel, search_path()) for _ in range(number)]
+        ray.get([actor.here.remote() for actor in self.actors])
+        self._steps = 0
+
+    def begin(self, oracle: Oracle, size: int) -> None:
+        buffers: Mapping[str, Tensor] = oracle.problem.buffers
+        question = Question(
+            as_array(oracle.params),
+            {name: as_array(buffer) for name, buffer in buffers.items()},
+            oracle.lr,
+            as_array(oracle.batch.inputs),
+            as_array(oracle.batch.targets),
+            oracle.own_statistics,
+        )
+        self._steps += 1
+        self._oracle, self._size = oracle, size
+        self._question = find_ray().put(question)
+        self._began = time.monotonic()
+        self._asked: dict[Any, tuple[int, Any]] = {}  # worker and actor
+        self._candidates: dict[int, Tensor] = {}
+
+    def add(self, worker: int, candidate: Tensor) -> None:
+        self._candidates[worker] = candidate
+        if self.actors:
+            actor = self.actors[len(self._asked) % len(self.actors)]
+            ref = actor.descent.remote(self._steps, self._question, find_ray().put(as_array(candidate)))
+            self._asked[ref] = worker, actor
+
+    def descents(self) -> Tensor:
+        ray = find_ray()
+        found = torch.full((self._size,), torch.nan, dtype=torch.float64)
+        waiting, until = list(self._asked), self._began + LEAST_WAIT
+        while waiting and time.monotonic() < until:
+            done, waiting = ray.wait(waiting, num_returns=1, timeout=until - time.monotonic())
+            until = max(until, self._began + MULTIPLE * (time.monotonic() - self._began)) if done else until
+            for ref in done:
+                try:
+                    found[self._asked[ref][0]] = ray.get(ref)
+                except ray.exceptions.RayError as error:
+                    log.warning("a scorer failed, the server scores in its place: %s", str(error).splitlines()[0])
+                else:
+                    del self._candidates[self._asked[ref][0]]
+        for actor in {self._asked[ref][1] for ref in waiting}:
+            self.actors.remove(actor)
+            ray.kill(actor)
+            log.warning("a scorer hangs and is left out; %d are left", len(self.actors))
+        if self._candidates:
+            found[list(self._candidates)] = self._oracle(list(self._candidates.values())).cpu()
+        self._asked, self._candidates = {}, {}
+        return found
+
+    def close(self) -> None:
+        ray = find_ray()
+        if ray.is_initialized():
+            for actor in self.actors:
+                ray.kill(actor)

@@ -1,0 +1,75 @@
+"""How a run is carried out: where its workers are, how long they are waited for, what is saved on the way."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from zeno.run import check_kind, kind_of, setting
+
+CLUSTERS = ("local", "ray")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a run is carried out. None of it decides a result, as long as the workers answer in time."""
+
+    cluster: str = setting("local", "Cluster", "Where workers run: local (this process) or ray (a Ray cluster).")
+    address: str | None = setting(
+        None, "Cluster", "Ray cluster to join: host:port, or auto. Default: start one on this machine, for this run."
+    )
+    workers_per_actor: int | None = setting(
+        None, "Cluster", "Workers in each Ray actor. Default: as many as give every CPU one actor."
+    )
+    cpus_per_actor: float | None = setting(
+        None, "Cluster", "CPUs that Ray sets aside for an actor; 0: crowd onto what there is. Default: 1, or its share."
+    )
+    deadline: float | None = setting(
+        None, "Cluster", "Seconds that a step waits for replies. Default: 4 times what recent steps needed."
+    )
+    patience: int = setting(3, "Cluster", "Deadlines in a row that an actor may miss before it is restarted.")
+    scorers: int = setting(0, "Cluster", "Trusted actors that score candidates in parallel; 0: the server does.")
+    checkpoint_every: int = setting(100, "Checkpoints", "Steps from one checkpoint to the next.")
+    checkpoints: int = setting(2, "Checkpoints", "Checkpoints to keep, the newest ones.")
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is not None or f.default is not None:
+                check_kind(f.name, kind_of(f), value)
+        self._need(self.cluster in CLUSTERS, "cluster", f"as one of {', '.join(CLUSTERS)}")
+        for name in ("workers_per_actor", "patience", "checkpoint_every", "checkpoints"):
+            value = getattr(self, name)
+            self._need(value is None or value >= 1, name, "of at least 1")
+        for name in ("cpus_per_actor", "deadline", "scorers"):
+            value = getattr(self, name)
+            self._need(value is None or (math.isfinite(value) and value >= 0), name, "of at least 0")
+        self._need(self.deadline != 0, "deadline", "above 0")
+        if self.cluster == "local":
+            for name in ("address", "workers_per_actor", "cpus_per_actor", "deadline", "scorers"):
+                needs_ray = getattr(self, name) != type(self).__dataclass_fields__[name].default
+                if needs_ray:
+                    raise ValueError(f"Only a Ray cluster has {name}. Found cluster='local'. Set cluster to ray.")
+
+    def _need(self, holds: bool, name: str, condition: str) -> None:
+        if not holds:
+            raise ValueError(f"A run needs {name} {condition}. Found {name}={getattr(self, name)!r}.")
+
+    def to_toml(self) -> str:
+        """What is not at its default, as lines of a TOML file."""
+        changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
+        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in changed)
+
+
+NAMES = tuple(f.name for f in fields(Setup))
+
+
+def setup_from(settings: Mapping[str, Any]) -> Setup:
+    """A Setup from those of the settings that are of a setup."""
+    return Setup(**{name: settings[name] for name in NAMES if name in settings})
+
+
+def without_setup(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide a result."""
+    return {name: value for name, value in settings.items() if name not in NAMES}
