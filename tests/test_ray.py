@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +28,7 @@ from zeno.cluster.ray import RayCluster, RayScorers, Session
 from zeno.cluster.ray.cluster import Answer, Call, Deadline, reply_of
 from zeno.cluster.ray.session import find_ray
 from zeno.problem import Problem
+from zeno.records import RECORDS_FILE, read
 from zeno.scoring import ThreadScorer
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
@@ -460,7 +463,54 @@ def test_a_cluster_on_this_machine_listens_on_loopback_only() -> None:
     assert set(addresses) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
+def test_ctrl_c_stops_the_actors_saves_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
+    settings = [
+        "--workers",
+        "4",
+        "--trim",
+        "2",
+        "--steps",
+        "100000",
+        "--cluster",
+        "ray",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    command = [sys.executable, "-c", "from zeno.cli import main; main()", "train", *settings]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    records, until = tmp_path / "run" / RECORDS_FILE, time.monotonic() + 120
+    while not records.exists() or records.read_text().count("\n") < 20:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    started = descendants(process.pid)
+    addresses = listening(started)
+    os.killpg(process.pid, signal.SIGINT)  # to all of them, as a terminal does
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, errors
+    assert f"to go on: zeno train --resume {tmp_path / 'run'}" in errors
+    assert "4 workers in" in errors
+    assert len(started) > 4
+    left = [pid for pid in started if Path(f"/proc/{pid}/stat").exists() and alive(pid)]
+    assert left == []
+    assert addresses
+    assert set(addresses) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+    done = len(read(tmp_path / "run"))
+    run = zeno.run.from_settings({"workers": 4, "trim": 2, "steps": done + 5})
+    assert zeno.train(run, tmp_path / "run", setup=ON_RAY, resume=True) == zeno.train(run)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"pip install 'zeno-sgd\[ray\]'"):
         zeno.train(RUN, setup=ON_RAY)

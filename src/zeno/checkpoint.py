@@ -15,11 +15,12 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import safetensors.torch
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -34,25 +35,13 @@ _FILE = re.compile(r"step-([0-9]{8,})(-again)?\.(json|safetensors)(\.tmp)?")
 _SEAL = ',"sha256":"%s"}\n'  # the end of a JSON file: the hash of all before it
 _PIECE = 1 << 20  # bytes that are read at a time
 _DEEPEST = 100
-_DTYPES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-}
 
 
 def save(folder: Path, step: int, state: State, keep: int = 2) -> Path:
     """Writes a checkpoint after `step` steps; returns its JSON file. The newest `keep` stay.
 
     This one is the newest. Those of later steps go, as they belong to a course that the run did not take again.
-    Tensors are saved from wherever they are, one at a time; a Parameter becomes a plain tensor, and tensors that share
+    Tensors are saved from wherever they are; a Parameter becomes a plain tensor, and tensors that share
     memory become separate ones. Subclasses of dict, of numbers and of str become the plain type, numpy's scalars too.
     All else, named tuples included, is refused before anything is written.
     """
@@ -64,14 +53,14 @@ def save(folder: Path, step: int, state: State, keep: int = 2) -> Path:
     _sweep(folder)
     file, *tensor_files = _files(folder, step)
     tensor_file = next((f for f in tensor_files if not f.exists()), tensor_files[0])  # both: the JSON file is damaged
-    size, digest = _put(tensor_file, _safetensors(tensors))
+    size, digest = _put(tensor_file, safetensors.torch.save(_apart(tensors)))
     content = {
         "form": FORM,
         "step": step,
         "tensors": {"file": tensor_file.name, "bytes": size, "sha256": digest},
         "tree": tree,
     }
-    _put(file, [_sealed(content)])
+    _put(file, _sealed(content))
     steps = _steps(folder)
     at = steps.index(step)
     for later in steps[at + 1 :]:
@@ -142,14 +131,11 @@ def _tensor_names(folder: Path, step: int) -> list[str]:
         return [f.name for f in tensor_files]
 
 
-def _put(file: Path, pieces: Iterable[bytes | memoryview]) -> tuple[int, str]:
+def _put(file: Path, content: bytes) -> tuple[int, str]:
     """Writes a file so that it is whole or not there, even when the power fails; returns its length and hash."""
     temporary = file.with_name(file.name + ".tmp")
-    size, digest = 0, hashlib.sha256()
     with temporary.open("wb") as out:
-        for piece in pieces:
-            size += out.write(piece)
-            digest.update(piece)
+        out.write(content)
         out.flush()
         os.fsync(out.fileno())
     os.replace(temporary, file)
@@ -158,31 +144,12 @@ def _put(file: Path, pieces: Iterable[bytes | memoryview]) -> tuple[int, str]:
         os.fsync(folder)  # the new name
     finally:
         os.close(folder)
-    return size, digest.hexdigest()
+    return len(content), hashlib.sha256(content).hexdigest()
 
 
-def _safetensors(tensors: list[Tensor]) -> Iterator[bytes | memoryview]:
-    """A safetensors file in pieces; each tensor is named by its place in the list.
-
-    Not by `safetensors.torch.save_file`: it has no place for tensors that share memory, and when it is killed it leaves
-    temporary files under names of its own. Here one tensor is copied at a time, if at all.
-    """
-    order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())  # the wide first: all are aligned
-    header, end = {}, 0
-    for i in order:
-        start, end = end, end + tensors[i].numel() * tensors[i].element_size()
-        header[str(i)] = {
-            "dtype": _DTYPES[tensors[i].dtype],
-            "shape": list(tensors[i].shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    yield from (len(text).to_bytes(8, "little"), text)
-    for i in order:
-        here = tensors[i].detach().cpu().resolve_neg().contiguous()
-        row = here.as_strided((here.numel(),), (1,))  # reshape may leave another stride to a single number
-        yield row.view(torch.uint8).numpy().data
+def _apart(tensors: list[Tensor]) -> dict[str, Tensor]:
+    """The tensors by their place in the list, each with memory of its own."""
+    return {str(i): one.detach().cpu().clone(memory_format=torch.contiguous_format) for i, one in enumerate(tensors)}
 
 
 def _sealed(content: Mapping[str, Any]) -> bytes:
@@ -277,7 +244,7 @@ def _inside(where: str, key: Any) -> str:
 def _place(tensor: Tensor, where: str, tensors: list[Tensor]) -> int:
     if type(tensor) not in (Tensor, torch.nn.Parameter):
         raise _refusal(f"Found a tensor of the class {type(tensor).__name__}", where)
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in _DTYPES:
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype.is_complex:
         raise _refusal(f"Found a tensor with {tensor.dtype}, {tensor.layout}, on {tensor.device}", where)
     tensors.append(tensor)
     return len(tensors) - 1

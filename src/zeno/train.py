@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +113,12 @@ def _saved(run: Run, folder: Path | None) -> tuple[list[Record], dict[str, Any] 
     """The records that a run goes on after, and the state to go on from; none of either to start from the beginning."""
     if folder is None or not (folder / RUN_FILE).is_file():
         raise ValueError(f"There is no run to resume in {folder}. Name a folder that `zeno train` has written.")
-    written = [line for line in (folder / RUN_FILE).read_text(encoding="utf-8").splitlines() if " = " in line]
-    ours = {line.split(" = ")[0]: line for line in run.to_toml().splitlines()}
-    for line in written:
-        name = line.split(" = ")[0]
-        if name in ours and name != "steps" and line != ours[name]:
-            raise ValueError(f"The run in {folder} is another one: {line} there, {ours[name]} here.")
+    there, here = (_by_name(text) for text in ((folder / RUN_FILE).read_text(encoding="utf-8"), run.to_toml()))
+    for name in (f.name for f in fields(run) if f.name != "steps"):
+        of_this_process = " at 0x" in here.get(name, "")  # an object of the user's own that has no text
+        if there.get(name) != here.get(name) and not of_this_process:
+            other, this = (settings.get(name, f"no {name}") for settings in (there, here))
+            raise ValueError(f"The run in {folder} is another one: {other} there, {this} here.")
     records = read_whole(folder)
     found = checkpoint.newest(folder / CHECKPOINTS, most=len(records))
     if found is None:
@@ -125,6 +126,11 @@ def _saved(run: Run, folder: Path | None) -> tuple[list[Record], dict[str, Any] 
         return [], None
     step, state = found
     return records[:step], state
+
+
+def _by_name(toml: str) -> dict[str, str]:
+    """The lines of a run's settings."""
+    return {line.split(" = ")[0]: line for line in toml.splitlines()}
 
 
 def _save_model(problem: Problem, params: Tensor, path: Path) -> None:
