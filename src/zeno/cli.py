@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,7 @@ out, err = Console(), Console(stderr=True)
 
 def main() -> None:
     """Runs the command line; a mistake of the user's ends with one line and exit code 2."""
-    notes = logging.StreamHandler()
-    notes.setFormatter(logging.Formatter("note: %(message)s"))
-    logging.getLogger("zeno").addHandler(notes)
+    logging.getLogger("zeno").addHandler(_Notes())
     logging.getLogger("zeno").setLevel(logging.INFO)
     try:
         app()
@@ -58,6 +57,13 @@ def main() -> None:
             raise
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+
+
+class _Notes(logging.Handler):
+    """What the library has to say, above the progress bars."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        err.print(f"note: {record.getMessage()}", markup=False, highlight=False, soft_wrap=True)
 
 
 def with_settings(**changed: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -244,16 +250,23 @@ def _execute(runs: Mapping[str, Run], setup: Setup, folder: Path, as_json: bool,
         told = bears(run.rule)
         if told is not None and run.faulty > told:
             print(f"note: {run.faulty} workers are faulty, {name} is told of {told}", file=sys.stderr)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[workers]}"),
-        TextColumn("{task.fields[accuracy]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=err,
-    ) as progress:
+    with ExitStack() as stack:
+        if setup.cluster == "ray":  # one for all runs
+            from zeno.cluster.ray import Session
+
+            stack.enter_context(Session(setup.address))
+        progress = stack.enter_context(
+            Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[workers]}"),
+                TextColumn("{task.fields[accuracy]}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=err,
+            )
+        )
         bars = {
             name: progress.add_task(name, total=run.steps, start=False, accuracy="", workers="")
             for name, run in runs.items()
@@ -267,8 +280,8 @@ def _execute(runs: Mapping[str, Run], setup: Setup, folder: Path, as_json: bool,
                 done[name].append(record)
                 progress.update(bars[name], completed=record.step + 1)
                 if setup.cluster != "local":
-                    counts = ", ".join(f"{number} {kind}" for kind, number in record.workers.items())
-                    progress.update(bars[name], workers=counts)
+                    counts = [f"{n} {kind}" for kind, n in record.workers.items() if n or kind == "alive"]
+                    progress.update(bars[name], workers=", ".join(counts))
                 if record.accuracy is not None:
                     progress.update(bars[name], accuracy=f"accuracy {record.accuracy:.1%}")
 
@@ -279,12 +292,20 @@ def _execute(runs: Mapping[str, Run], setup: Setup, folder: Path, as_json: bool,
                 interrupted = stopped
                 done[name] = read(where) if (where / RECORDS_FILE).exists() else []
                 break
+            except Exception:
+                if done[name]:
+                    err.print(f"stopped by an error; {_to_go_on(where)}", markup=False, soft_wrap=True)
+                raise
     _show(runs, done, folder, as_json)
     if interrupted is not None:
         kept = "the records up to here, and the model, are kept" if any(done.values()) else "before the first step"
-        how = f"; to go on: zeno train --resume {where}" if done[name] else ""
+        how = f"; {_to_go_on(where)}" if done[name] else ""
         print(f"interrupted: {kept}{how}", file=sys.stderr)
         raise typer.Exit(128 + getattr(interrupted, "signal_number", signal.SIGINT))
+
+
+def _to_go_on(folder: Path) -> str:
+    return f"to go on: zeno train --resume {folder}"
 
 
 def _subfolder(folder: Path, runs: Mapping[str, Run], name: str) -> Path:

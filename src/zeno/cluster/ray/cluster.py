@@ -242,6 +242,8 @@ class RayCluster(Cluster):
         faults: Mapping[int, Fault] = NO_FAULTS,
         need: int = 1,
     ) -> Iterator[Reply]:
+        if params.dtype != torch.float32:
+            raise ValueError(f"A Ray cluster sends float32 and nothing else. Found parameters of {params.dtype}.")
         ray, began = find_ray(), time.monotonic()
         until = began + self.deadline.seconds
         sent = ray.put(Sent(as_array(params), {name: as_array(buffer) for name, buffer in buffers.items()}))
@@ -282,16 +284,9 @@ class RayCluster(Cluster):
             self.deadline.needed(last)
         waited = time.monotonic() - began
         for seat in self.seats:
-            missing = [worker for worker in seat.workers if worker in expected]
-            if missing and seat.away is None:
-                seat.missed += 1
-                why = f"no answer in {waited:.1f} s"
-                if seat.missed >= self.patience:
-                    why += f", {seat.missed} times in a row: restarted" if seat.missed > 1 else ": restarted"
-                    self._restart(seat)
-            else:
-                why = str(seat.away)
-            for worker in missing:
+            missing = expected.intersection(seat.workers)
+            why = self._missed(seat, waited) if missing and seat.away is None else seat.away
+            for worker in sorted(missing):
                 yield Reply(worker, step, None, why)
 
     def _ask(self, step: int, sent: Any, faults: Mapping[int, Fault]) -> None:
@@ -317,6 +312,16 @@ class RayCluster(Cluster):
             return Reply(call.worker, call.step, None, f"sent what cannot be read: {_in_short(error)}")
         seat.missed = 0
         return reply_of(answer, call)
+
+    def _missed(self, seat: Seat, waited: float) -> str:
+        """One more deadline that an actor let pass; the last that it could, and it is killed."""
+        seat.missed += 1
+        why = f"no answer in {waited:.1f} s"
+        if seat.missed < self.patience:
+            return why
+        why += f", {seat.missed} times in a row: restarted" if seat.missed > 1 else ": restarted"
+        self._restart(seat)
+        return why
 
     def _lost(self, seat: Seat, error: Exception) -> None:
         ray = find_ray()

@@ -56,14 +56,20 @@ class ScoringActor:
 class RayScorers:
     """Scores on `number` actors. One that dies is asked again when it is back; one that hangs leaves the group.
 
-    What they leave undone the server works out by itself, so a step never lacks a score.
+    What they leave undone the server works out by itself, so a step never lacks a score. Scorers are trusted: they run
+    on the server's own machine, or on those that were started with the resource `scorer` (one of it for each).
     """
 
     def __init__(self, problem: Problem, number: int) -> None:
         ray = find_ray()
-        make = ray.remote(ScoringActor).options(
-            num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD"
-        )
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+        if ray.cluster_resources().get("scorer", 0) >= number:
+            options |= {"resources": {"scorer": 1}, "scheduling_strategy": "SPREAD"}
+        else:
+            here = ray.get_runtime_context().get_node_id()
+            affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+            options |= {"scheduling_strategy": affinity(node_id=here, soft=False)}
+        make = ray.remote(ScoringActor).options(**options)
         self._parcel = [ray.put(problem)]  # in a list, it is fetched by the actor itself, also when it starts again
         self.actors = [make.remote(self._parcel, search_path()) for _ in range(number)]
         ray.get([actor.here.remote() for actor in self.actors])
