@@ -1,5 +1,17 @@
 """One thread: the tensors of the tests are small, and the tests share their cores with whatever else runs."""
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 
+from zeno.cluster.ray import Session
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """One Ray cluster, on loopback, for all tests of a run that need one."""
+    with Session():
+        yield

@@ -24,24 +24,21 @@ from torch import Tensor, nn
 import zeno
 from zeno.cluster import ray as on_ray
 from zeno.cluster.cluster import NO_FAULTS
-from zeno.cluster.ray import RayCluster, RayScorers, Session
-from zeno.cluster.ray.cluster import Answer, Call, Deadline, reply_of
+from zeno.cluster.ray import RayCluster, RayScorers
+from zeno.cluster.ray.cluster import Actor, Answer, Call, Deadline, reply_of
 from zeno.cluster.ray.session import find_ray
 from zeno.problem import Problem
 from zeno.records import RECORDS_FILE, read
 from zeno.scoring import ThreadScorer
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray"),
+    pytest.mark.usefixtures("ray_session"),
+]
 
 RUN = zeno.Run(workers=6, batch_size=20, steps=8, eval_every=4, rule=zeno.Zeno(trim=2))
 ON_RAY = zeno.Setup(cluster="ray")
 D = 50
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _session() -> Iterator[None]:
-    with Session():
-        yield
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,7 @@ BROKEN: list[tuple[str, Callable[[], Any], str]] = [
 
 
 @pytest.fixture(scope="module")
-def odd() -> Iterator[RayCluster]:
+def odd(ray_session: None) -> Iterator[RayCluster]:
     by_step = {step: make for step, (_, make, _) in enumerate(BROKEN)}
     workers = [Odd(i, by_step if i == 1 else {}) for i in range(4)]
     with RayCluster(workers, deadline=30.0, cpus_per_actor=0) as cluster:  # beside the clusters of other tests
@@ -156,22 +153,51 @@ def test_what_an_actor_sends_is_checked_before_anything_touches_it() -> None:
     assert error(Answer(7, None)) == "sent NoneType, expected float32"
 
 
-def test_numbers_that_are_not_finite_and_old_steps_are_on_the_record() -> None:
-    def sends(gradient: Tensor) -> list[Any]:
-        workers: list[Any] = [Odd(i, {}) for i in range(4)]
-        workers[2] = Odd(2, {0: lambda: gradient})
-        return workers
+def test_actors_that_send_what_ours_never_would_are_on_the_record_and_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver has to see by itself: these actors are not of our making."""
 
+    class Lying(Actor):  # in here, so that it travels as a whole
+        def gradient(self, worker: int, step: int, sent: Any, fault: Any) -> Any:
+            good = np.ones(D, np.float32)
+            lies: dict[int, Callable[[], Any]] = {
+                1: lambda: Answer(step, np.full(D, np.nan, np.float32)),
+                2: lambda: Answer(step - 1, good),
+                3: lambda: Answer(step, np.ones(125_000_000, np.float32)),
+                4: lambda: "hello",
+                5: lambda: Answer(step, good.astype(np.float64)),
+                6: lambda: good,
+                7: lambda: Unreadable(),
+            }
+            return lies[worker]() if worker in lies else Answer(step, good)
+
+    class Unreadable:
+        def __reduce__(self) -> Any:
+            return (int, ("what",))
+
+    monkeypatch.setattr(on_ray.cluster, "Actor", Lying)
     problem = Problem(nn.Linear(D, 1, bias=False), nn.functional.mse_loss)
     dataset = zeno.Dataset(torch.rand(9, D), torch.rand(9, 1))
-    with RayCluster(sends(torch.full((D,), torch.nan)), deadline=30.0) as cluster:
+    with RayCluster([Odd(i, {}) for i in range(9)], deadline=60.0) as cluster:
         params = nn.Parameter(torch.zeros(D))
         optimizer = torch.optim.SGD([params], lr=0.1)
-        server = zeno.Server(problem, zeno.TrimmedMean(trim=1), cluster, dataset, torch.arange(9), optimizer)
-        assert server.step(0).errors == {2: "sent numbers that are not finite"}
-        assert server.step(1).errors == {}
-    old = zeno.Reply(2, 0, torch.ones(D))
-    assert zeno.server.error_in(old, 3, torch.zeros(D)) == "sent the gradient of step 0, expected step 3"
+        server = zeno.Server(problem, zeno.Zeno(trim=7), cluster, dataset, torch.arange(9), optimizer)
+        for step in (5, 6):
+            outcome = server.step(step)
+            unreadable = outcome.errors.pop(7)
+            assert unreadable.startswith("sent what cannot be read")
+            assert outcome.errors == {
+                1: "sent numbers that are not finite",
+                2: f"sent the gradient of step {step - 1}, expected step {step}",
+                3: f"sent numbers of shape [125000000], expected [{D}]",
+                4: "sent str, expected an answer",
+                5: "sent float64, expected float32",
+                6: "sent ndarray, expected an answer",
+            }
+            assert outcome.aggregate is not None
+            assert outcome.aggregate.kept.nonzero().flatten().tolist() == [0, 8]
+        assert cluster.status == (9, 0, 0)
+        server.close()
+    torch.testing.assert_close(params.detach(), torch.full((D,), -0.2))
 
 
 # Processes that die and hang

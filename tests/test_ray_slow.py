@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 import zeno
-from zeno.cluster.ray import RayCluster, Session
+from zeno.cluster.ray import RayCluster
 from zeno.cluster.ray.session import find_ray
 from zeno.problem import Problem
 from zeno.worker import Worker
@@ -21,15 +20,10 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray"),
+    pytest.mark.usefixtures("ray_session"),
 ]
 
 TWENTY = zeno.Setup(cluster="ray", workers_per_actor=1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _session() -> Iterator[None]:
-    with Session():
-        yield
 
 
 @pytest.fixture
@@ -78,15 +72,16 @@ def pss(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
-class Idle:
-    """An actor that has torch imported, and does nothing."""
-
-    def here(self) -> int:
-        torch.set_num_threads(1)
-        return os.getpid()
-
-
 def test_twenty_workers_of_one_machine_share_the_data_set() -> None:
+    class Idle:
+        """An actor that has torch imported, and does nothing. In here, so that it travels as a whole."""
+
+        def here(self) -> int:
+            import torch
+
+            torch.set_num_threads(1)
+            return os.getpid()
+
     ray = find_ray()
     pictures = torch.randint(256, (50_000, 3, 32, 32), dtype=torch.uint8)
     dataset = zeno.Dataset(pictures, torch.arange(50_000) % 10, classes=10)
