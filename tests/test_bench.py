@@ -3,13 +3,14 @@
 import json
 import math
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
-from zeno.bench import rules, show
+from zeno.bench import cluster, rules, show
 from zeno.bench.clock import Contender, best_milliseconds
 from zeno.bench.rules import Timing
 from zeno.rules import PRE_AGGREGATORS, RULES, compiled
@@ -84,7 +85,9 @@ def test_the_command_writes_what_it_shows(tmp_path: Path, monkeypatch: pytest.Mo
     assert "20 workers, 300 parameters" in text
     assert "m=30 d=2e+02" in text
     assert "geometric_median" in text
-    with pytest.raises(ValueError, match=r"There is no benchmark 'speed'. There are: rules, growth, steps, nan, all"):
+    with pytest.raises(
+        ValueError, match=r"There is no benchmark 'speed'. There are: rules, growth, steps, cluster, nan, all"
+    ):
         show.run("speed", [300], 1, None, console)
 
 
@@ -93,3 +96,26 @@ def test_no_rule_is_moved_by_one_bad_worker_of_seven(value: float) -> None:
     assert {row["rule"]: row["zeno"] for row in rules.one_bad_worker_of_seven(value)} == dict.fromkeys(
         rules.rules(), "as without it"
     )
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+def test_collecting_on_ray_is_measured_beside_a_bare_loop() -> None:
+    found = cluster.engine(workers=2, size=1000, rounds=2)
+    assert (found["workers"], found["actors"]) == (2, 2)
+    assert found["engine_ms"] > 0
+    assert found["bare_loop_ms"] > 0
+    assert found["ratio"] > 0
+
+
+def test_a_ratio_is_of_neighbouring_runs() -> None:
+    found = cluster.beside({"a": [2.0, 20.0, 6.0], "b": [1.0, 10.0, 2.0]}, "a", "b")
+    assert found == {"a_ms": 6.0, "b_ms": 2.0, "ratio": 2.0}
+
+
+def test_without_ray_all_leaves_the_cluster_out_with_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(show, "PARTS", ("cluster",))
+    monkeypatch.setattr(show, "find_spec", lambda package: None)
+    show.run("all", [300], 1, None, Console())
+    assert capsys.readouterr().err == "note: cluster is left out: Ray is not installed\n"

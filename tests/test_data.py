@@ -1,5 +1,7 @@
 """Datasets, splits and the draws that everything random comes from."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,20 @@ def test_pictures_stay_bytes_and_become_numbers_by_the_batch() -> None:
     batch = dataset.batch(torch.tensor([1]))
     torch.testing.assert_close(batch.inputs, torch.tensor([[0.2, 0.4]]))
     assert batch.targets.tolist() == [4]
+
+
+def test_a_pickled_dataset_can_be_read_where_it_lies() -> None:
+    dataset = zeno.Dataset(torch.arange(24, dtype=torch.uint8).view(4, 6), torch.arange(4), classes=4, scale=0.5)
+    buffers: list[pickle.PickleBuffer] = []
+    text = pickle.dumps(dataset, protocol=5, buffer_callback=buffers.append)
+    there = [memoryview(buffer).toreadonly() for buffer in buffers]
+    found = pickle.loads(text, buffers=there)
+    assert torch.equal(found.inputs, dataset.inputs)
+    assert torch.equal(found.targets, dataset.targets)
+    assert (found.classes, found.scale) == (4, 0.5)
+    assert found.inputs.data_ptr() == np.frombuffer(there[0], np.uint8).ctypes.data, "not a copy"
+    odd = zeno.Dataset(torch.ones(2, 2, dtype=torch.bfloat16), torch.arange(2))
+    assert torch.equal(pickle.loads(pickle.dumps(odd)).inputs, odd.inputs)
 
 
 def test_inputs_that_are_not_bytes_are_left_as_they_are() -> None:

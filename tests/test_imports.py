@@ -9,7 +9,7 @@ import zeno
 
 ROOT = Path(zeno.__file__).parent
 MAY_IMPORT = {
-    "bench": {"cluster", "data", "models", "problem", "rules", "tasks", "worker"},
+    "bench": {"cluster", "data", "faults", "models", "problem", "rules", "scoring", "server", "tasks", "worker"},
     "rules": set(),
     "data": set(),
     "records": set(),
@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "cluster": {"cores", "data", "faults", "problem", "worker"},
     "scoring": {"problem"},
     "stop": set(),
-    "server": {"cluster", "data", "problem", "rules", "scoring"},
+    "server": {"cluster", "cores", "data", "problem", "rules", "scoring"},
     "run": {"cluster", "data", "faults", "problem", "rules", "spec", "tasks"},
     "setup": {"run"},
     "train": {

@@ -369,7 +369,63 @@ def test_the_deadline_follows_what_recent_steps_needed() -> None:
     for _ in range(30):
         deadline.needed(1e6)
     assert deadline.seconds == Deadline.MOST
+    deadline.too_short(3.0)
+    assert deadline.seconds == 12.0
     assert Deadline(2.5).seconds == 2.5
+
+
+def test_workers_that_all_become_slower_than_the_deadline_are_waited_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Deadline, "LEAST", 0.5)
+
+    def slowly() -> Tensor:
+        time.sleep(1.0)
+        return torch.zeros(D)
+
+    by_step = dict.fromkeys(range(3, 20), slowly)
+    with RayCluster([Odd(i, by_step) for i in range(2)], workers_per_actor=1) as cluster:
+        for step in range(3):
+            assert errors(cluster, step) == {}
+        for _ in range(30):  # of quick steps
+            cluster.deadline.needed(0.001)
+        assert set(errors(cluster, 3)) == {0, 1}
+        assert any(errors(cluster, step) == {} for step in range(4, 7))
+
+
+def test_an_actor_that_hangs_on_its_way_back_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray.cluster, "START_SECONDS", 20.0)
+    monkeypatch.setattr(on_ray.cluster, "MAKE_AGAIN", 1.0)
+    hanging = tmp_path / "hanging"
+    workers = [Odd(0, {}), Hanging(1, hanging, {1: lambda: os.kill(os.getpid(), signal.SIGKILL)})]
+    with RayCluster(workers, workers_per_actor=1, deadline=30.0) as cluster:
+        hanging.touch()
+        assert errors(cluster, 1) == {1: "died"}
+        until = time.monotonic() + 60
+        while not (tmp_path / "hung").exists():
+            assert set(errors(cluster, 2)) == {1}
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        hanging.unlink()
+        until_back(cluster, 3, seconds=90)
+
+
+class Hanging(Odd):
+    """A worker that hangs while it is unpickled, as long as a file was there when it began."""
+
+    def __init__(self, index: int, file: Path, by_step: Mapping[int, Callable[[], Any]]) -> None:
+        super().__init__(index, by_step)
+        object.__setattr__(self, "file", file)
+
+    def __reduce__(self) -> Any:
+        return make_hanging, (self.index, self.file, self.by_step)  # type: ignore[attr-defined]
+
+
+def make_hanging(index: int, file: Path, by_step: Mapping[int, Callable[[], Any]]) -> Hanging:
+    if file.exists():
+        (file.parent / "hung").touch()
+        time.sleep(1000)
+    return Hanging(index, file, by_step)
 
 
 # Scores
@@ -419,6 +475,36 @@ def oracle_and_candidates() -> tuple[zeno.Oracle, Tensor]:
     problem = Problem(task.model(), task.loss)
     oracle = problem.at(problem.flat.clone(), 0.1, task.train.batch(torch.arange(8)))
     return oracle, torch.randn(5, problem.size) * 0.01
+
+
+def test_scorers_that_had_to_wait_long_for_the_last_candidate_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray.scorers, "LEAST_WAIT", 0.5)
+    oracle, candidates = oracle_and_candidates()
+    scorers = RayScorers(oracle.problem, 2)
+    try:
+        scorers.begin(oracle, 5)
+        scorers.add(0, candidates[0])
+        time.sleep(2.0)
+        scorers.descents()
+        assert len(scorers.actors) == 2
+    finally:
+        scorers.close()
+
+
+def test_scores_on_small_samples_have_the_same_bits_on_scorers() -> None:
+    torch.manual_seed(0)
+    problem = Problem(nn.Linear(8, 2))
+    oracle = problem.at(problem.flat.clone(), 0.1, zeno.Batch(torch.randn(4, 8), torch.arange(4) % 2))
+    candidates = torch.randn(6, problem.size)
+    expected = oracle(candidates)
+    scorers = RayScorers(problem, 1)
+    try:
+        scorers.begin(oracle, 6)
+        for worker in range(6):
+            scorers.add(worker, candidates[worker])
+        assert scorers.descents().tolist() == expected.tolist()
+    finally:
+        scorers.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -534,6 +620,25 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_what_handled_sigterm_before_does_so_afterwards() -> None:
+    code = (
+        "import signal\n"
+        "from zeno.cluster.ray import Session\n"
+        "signal.signal(signal.SIGTERM, own := lambda number, frame: None)\n"
+        "with Session(): pass\n"
+        "assert signal.getsignal(signal.SIGTERM) is own\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_model_that_cannot_travel_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    digits = zeno.tasks.load("digits")
+    task = zeno.Task(digits.train, digits.test, lambda: digits.model().double())
+    with pytest.raises(ValueError, match=r"sends float32 and nothing else\. Found parameters of torch\.float64"):
+        zeno.train(replace(RUN, task=task), tmp_path / "run", setup=ON_RAY)
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

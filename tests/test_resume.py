@@ -252,11 +252,40 @@ def test_a_second_signal_stops_at_once() -> None:
     assert "Stopped: stopped by SIGINT" in process.communicate(timeout=10)[1]
 
 
+def test_what_a_step_that_was_cut_short_left_to_do_does_not_get_into_the_saved_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scoring thread still tries candidates when an error ends the step."""
+    servers: list[zeno.Server] = []
+
+    class Failing(zeno.LocalCluster):
+        remote = True
+
+        def gradients(self, *args: Any, **keywords: Any) -> Any:
+            yield from super().gradients(*args, **keywords)
+            raise Crash
+
+    def spy(self: zeno.Server, step: int) -> Any:
+        servers.append(self)
+        return make_step(self, step)
+
+    make_step = zeno.Server.step
+    monkeypatch.setattr(zeno.Server, "step", spy)
+    monkeypatch.setattr(sys.modules["zeno.train"], "LocalCluster", Failing)
+    run = replace(SMALL, faulty=0, model="mlp(hidden=5000)", workers=12, rule=zeno.Zeno(trim=2, batch_size=64))
+    with pytest.raises(Crash):
+        zeno.train(run, tmp_path)
+    saved = safetensors.torch.load_file(tmp_path / MODEL_FILE)
+    flat = torch.cat([saved[name].flatten() for name in ("1.weight", "1.bias", "3.weight", "3.bias")])
+    assert torch.equal(flat, servers[0].params.detach())
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--resume", "nowhere"], "There is no run to resume in nowhere"),
         (["run.toml", "--resume", "nowhere"], "Leave out the file and --out"),
+        (["--resume", "own"], "has a task of your own. Resume it in Python"),
         (["--deadline", "3"], "Only a Ray cluster has deadline. Found cluster='local'"),
         (["--cluster", "cloud"], "A run needs cluster as one of local, ray. Found cluster='cloud'"),
         (["--cluster", "ray", "--patience", "0"], "A run needs patience of at least 1"),
@@ -265,10 +294,17 @@ def test_a_second_signal_stops_at_once() -> None:
     ],
 )
 def test_a_mistake_ends_with_a_line_that_says_what_to_do(
-    flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     from zeno.cli import main
 
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "run.toml").write_text('task = "Task(train=...)"\n')
     monkeypatch.setattr(sys, "argv", ["zeno", "train", *flags])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -27,7 +27,7 @@ from zeno.models import MODELS
 from zeno.records import RECORDS_FILE, RUN_FILE, Record, read, summarize
 from zeno.rules import PARTS, PRE_AGGREGATORS, RULES, Zeno, bears
 from zeno.run import PAPER_TRIM, REGISTRIES, Run, from_settings, kind_of
-from zeno.setup import Setup, setup_from, without_setup
+from zeno.setup import ONLY_RAY, Setup, setup_from, without_setup
 from zeno.spec import describe, find, parse, split
 from zeno.tasks import TASKS, data_folder
 from zeno.train import train as run_training
@@ -141,7 +141,12 @@ def train(
         if not (resume / RUN_FILE).is_file():
             raise ValueError(f"There is no run to resume in {resume}. Name a folder that `zeno train` has written.")
         file = resume / RUN_FILE
-    everything = {**_read_toml(file), **settings}
+    from_file = _read_toml(file)
+    if settings.get("cluster") == "local":  # what the file says of a Ray cluster does not apply
+        from_file = {name: value for name, value in from_file.items() if name not in ONLY_RAY}
+    everything = {**from_file, **settings}
+    if resume is not None and str(everything.get("task")).startswith("Task("):
+        raise ValueError(f"The run in {resume} has a task of your own. Resume it in Python, by zeno.train.")
     run = from_settings(without_setup(everything))
     folder = resume or _new_folder(out_folder, "train")
     _execute({describe(run.rule, PARTS): run}, setup_from(everything), folder, as_json, resume is not None)
@@ -209,14 +214,14 @@ def data(
 
 @app.command()
 def bench(
-    what: str = typer.Argument("rules", help="rules, growth, steps, nan, or all."),
+    what: str = typer.Argument("rules", help="rules, growth, steps, cluster, nan, or all."),
     size: list[int] = typer.Option([1_310_922, 10_000_000], help="Parameters (d) for rules; repeat for more."),
     threads: int = typer.Option(2, help="Torch threads."),
     json_file: Path | None = typer.Option(None, "--json", help="Write the figures to this file."),
 ) -> None:
-    """Measure the rules beside those of other packages, and the parts of a step, in one run.
+    """Measure the rules beside those of other packages, the parts of a step, and a Ray cluster, in one run.
 
-    Peers that are not installed are left out, with a line: pip install 'zeno-sgd[bench]' brings them.
+    What is not installed is left out, with a line: pip install 'zeno-sgd[bench,ray]' brings it.
     """
     from zeno.bench import show  # not before it is asked for: it imports what only a benchmark needs
 

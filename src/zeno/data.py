@@ -8,10 +8,11 @@ Shapes: n samples, m workers.
 """
 
 import math
+import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -50,11 +51,36 @@ class Dataset:
     def __repr__(self) -> str:
         return f"Dataset({len(self)} samples of shape {list(self.inputs.shape[1:])}, classes={self.classes})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as arrays, which processes of one machine can share; of a tensor each would have a copy."""
+        return _from_arrays, (_as_array(self.inputs), _as_array(self.targets), self.classes, self.scale)
+
     def batch(self, indices: Tensor) -> Batch:
         inputs = self.inputs[indices]
         if inputs.dtype == torch.uint8:
             inputs = inputs.float() * self.scale
         return Batch(inputs, self.targets[indices])
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """A view of an array that may be read-only: never write to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def _as_array(tensor: Tensor) -> np.ndarray | Tensor:
+    try:
+        return tensor.numpy()
+    except (TypeError, RuntimeError):  # of a type that numpy lacks, or on a GPU
+        return tensor
+
+
+def _from_arrays(
+    inputs: np.ndarray | Tensor, targets: np.ndarray | Tensor, classes: int | None, scale: float
+) -> Dataset:
+    first, second = (one if isinstance(one, Tensor) else as_tensor(one) for one in (inputs, targets))
+    return Dataset(first, second, classes, scale)
 
 
 def draw(indices: Tensor, size: int, rng: np.random.Generator) -> Tensor:

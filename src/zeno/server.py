@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from zeno.cluster import Cluster, Reply
+from zeno.cores import one_thread
 from zeno.data import Batch, Dataset, draw, generator
 from zeno.problem import Oracle, Problem
 from zeno.rules import Aggregate, Rule, TooFewUsable, bears
@@ -132,9 +133,11 @@ class Server:
             if reply.late:
                 late.append(reply.worker)
                 continue
-            error = error_in(reply, step, params)
+            with one_thread():  # a second one would spin for a while after each reply, on a core that a worker needs
+                error = error_in(reply, step, params)
+                if error is None:
+                    self.candidates[reply.worker] = reply.gradient.detach()  # type: ignore[union-attr]
             if error is None:
-                self.candidates[reply.worker] = reply.gradient.detach()  # type: ignore[union-attr]
                 errors.pop(reply.worker, None)
                 descent.arrived(reply.worker)
             else:

@@ -9,6 +9,7 @@ from typing import Any
 from zeno.run import check_kind, kind_of, setting
 
 CLUSTERS = ("local", "ray")
+ONLY_RAY = ("address", "workers_per_actor", "cpus_per_actor", "deadline", "scorers")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Setup:
             self._need(value is None or (math.isfinite(value) and value >= 0), name, "of at least 0")
         self._need(self.deadline != 0, "deadline", "above 0")
         if self.cluster == "local":
-            for name in ("address", "workers_per_actor", "cpus_per_actor", "deadline", "scorers"):
+            for name in ONLY_RAY:
                 needs_ray = getattr(self, name) != type(self).__dataclass_fields__[name].default
                 if needs_ray:
                     raise ValueError(f"Only a Ray cluster has {name}. Found cluster='local'. Set cluster to ray.")

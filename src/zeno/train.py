@@ -102,6 +102,7 @@ def train(
                 if stop.asked is not None:
                     raise Stopped(stop.asked)
         finally:
+            server.close()  # nobody else may write to the model while it is saved
             if whole:
                 save()
             if folder is not None:
@@ -165,6 +166,7 @@ def make_cluster(run: Run, task: Task, problem: Problem, samples: Tensor, setup:
     else:
         from zeno.cluster.ray import RayCluster  # not before it is asked for: Ray is an extra
 
+        _check_travels(problem)
         cluster = RayCluster(
             workers,
             workers_per_actor=setup.workers_per_actor,
@@ -174,6 +176,17 @@ def make_cluster(run: Run, task: Task, problem: Problem, samples: Tensor, setup:
             cpus_per_actor=setup.cpus_per_actor,
         )
     return Faulty(cluster, run.fault, run.faulty_workers(), run.seed) if run.faulty else cluster
+
+
+def _check_travels(problem: Problem) -> None:
+    """Refuses at once what a Ray cluster could not send."""
+    if problem.flat.dtype != torch.float32:
+        raise ValueError(f"A Ray cluster sends float32 and nothing else. Found parameters of {problem.flat.dtype}.")
+    for name, buffer in problem.buffers.items():
+        try:
+            buffer.cpu().numpy()
+        except TypeError as error:
+            raise ValueError(f"A Ray cluster cannot send the buffer {name} of the model: {error}.") from None
 
 
 def evaluate(measure: Callable[..., float], params: Tensor, dataset: Dataset, indices: Tensor) -> float:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from zeno.bench import rules, steps
+from zeno.bench import cluster, rules, steps
 from zeno.bench.peers import PACKAGES, missing
 from zeno.bench.rules import Timing
 
 GROWTH = [(10, 10**5), (20, 10**5), (50, 10**5), (100, 10**5), (200, 10**5), (10, 10**6), (10, 10**7), (10, 10**8)]
-PARTS = ("rules", "growth", "steps", "nan")
+PARTS = ("rules", "growth", "steps", "cluster", "nan")
 
 
 def run(what: str, sizes: Sequence[int], threads: int, json_file: Path | None, console: Console) -> None:
@@ -33,7 +34,9 @@ def run(what: str, sizes: Sequence[int], threads: int, json_file: Path | None, c
     found: dict[str, Any] = {"machine": _machine(threads)}
     try:
         for part in PARTS:
-            if what in (part, "all"):
+            if part == "cluster" and what == "all" and find_spec("ray") is None:
+                _say("cluster is left out: Ray is not installed")
+            elif what in (part, "all"):
                 found[part] = _measure(part, sizes, console)
                 if json_file is not None:  # also when the next part is interrupted
                     json_file.parent.mkdir(parents=True, exist_ok=True)
@@ -56,8 +59,9 @@ def _measure(part: str, sizes: Sequence[int], console: Console) -> Any:
         timings = rules.growth(GROWTH, _say_timing)
         console.print(_growth_table(timings))
         return [_as_json(t) for t in timings]
-    if part == "steps":
-        return steps.everything(lambda name, numbers: console.print(f"{name}: {_short(numbers)}"))
+    if part in ("steps", "cluster"):
+        everything = steps.everything if part == "steps" else cluster.everything
+        return everything(lambda name, numbers: console.print(f"{name}: {_short(numbers)}"))
     rows = {label: rules.one_bad_worker_of_seven(value) for label, value in (("NaN", math.nan), ("Inf", math.inf))}
     for label, table in rows.items():
         console.print(_bad_row_table(label, table))
@@ -113,6 +117,7 @@ def _machine(threads: int) -> dict[str, Any]:
         "processor": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "ray": installed("ray"),
         "threads": threads,
         "peers": {package: installed(package) for package in PACKAGES},
     }

@@ -12,7 +12,6 @@ import os
 import statistics
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from zeno.cluster.cluster import NO_FAULTS, Cluster, Reply, Status
 from zeno.cluster.ray.session import Session, find_ray
+from zeno.data import as_tensor
 from zeno.faults import Fault
 
 log = logging.getLogger("zeno")
@@ -76,6 +76,11 @@ class Deadline:
         return min(max(self.MULTIPLE * statistics.median(self._needed), self.LEAST), self.MOST)
 
     def needed(self, seconds: float) -> None:
+        self._needed.append(seconds)
+
+    def too_short(self, seconds: float) -> None:
+        """Nobody answered in this time, though there is somebody: from here on, longer."""
+        self._needed.clear()
         self._needed.append(seconds)
 
 
@@ -185,7 +190,10 @@ class RayCluster(Cluster):
         cpus = self.session.cpus
         each = self.workers_per_actor or max(1, math.ceil(self.size / max(cpus, 1)))
         parts = [list(range(self.size))[start : start + each] for start in range(0, self.size, each)]
-        share = self.cpus_per_actor if self.cpus_per_actor is not None else min(1.0, cpus / len(parts))
+        share = self.cpus_per_actor
+        if share is None:  # so much that each machine has room for its part of the actors, rounded up
+            machines = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+            share = min([1.0, *(have / math.ceil(len(parts) * have / cpus) for have in machines if have)])
         share = share if share >= 1 else math.floor(share * 1000) / 1000
         options = {"num_cpus": share, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
         self._actors = ray.remote(Actor).options(**options)
@@ -193,10 +201,10 @@ class RayCluster(Cluster):
         for own in parts:
             self.seats.append(Seat(own, self._make(own), began))
         self._wait_for_all(began + START_SECONDS)
-        machines = len({node["NodeID"] for node in ray.nodes() if node["Alive"]})
+        num = sum(node["Alive"] for node in ray.nodes())
         log.info(
             "%d workers in %d actors on a Ray cluster of %d machine%s, started in %.1f s",
-            self.size, len(parts), machines, "s" * (machines > 1), time.monotonic() - began,
+            self.size, len(parts), num, "s" * (num > 1), time.monotonic() - began,
         )  # fmt: skip
 
     def _make(self, own: Sequence[int]) -> Any:
@@ -242,8 +250,6 @@ class RayCluster(Cluster):
         faults: Mapping[int, Fault] = NO_FAULTS,
         need: int = 1,
     ) -> Iterator[Reply]:
-        if params.dtype != torch.float32:
-            raise ValueError(f"A Ray cluster sends float32 and nothing else. Found parameters of {params.dtype}.")
         ray, began = find_ray(), time.monotonic()
         until = began + self.deadline.seconds
         sent = ray.put(Sent(as_array(params), {name: as_array(buffer) for name, buffer in buffers.items()}))
@@ -280,9 +286,11 @@ class RayCluster(Cluster):
                 elif reply.error is None:
                     yield Reply(call.worker, call.step, None, "came late", late=True)
                 del reply  # it may hold a place in the object store
+        waited = time.monotonic() - began
         if last is not None:
             self.deadline.needed(last)
-        waited = time.monotonic() - began
+        elif any(seat.away is None for seat in self.seats):
+            self.deadline.too_short(waited)
         for seat in self.seats:
             missing = expected.intersection(seat.workers)
             why = self._missed(seat, waited) if missing and seat.away is None else seat.away
@@ -342,6 +350,9 @@ class RayCluster(Cluster):
         """Asks those that are away whether they are back."""
         now = time.monotonic()
         for seat in self.seats:
+            if seat.question is not None and now - seat.asked > START_SECONDS:  # it hangs on its way back
+                find_ray().kill(seat.handle)
+                seat.question, seat.gone = None, True
             if seat.away is None or seat.question is not None:
                 continue
             if seat.gone and now - seat.made >= MAKE_AGAIN:
@@ -398,13 +409,6 @@ def unpack(parcel: "list[Any]", path: Sequence[str]) -> Any:
 
 def as_array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
-
-
-def as_tensor(array: np.ndarray) -> Tensor:
-    """A view of an array that may be read-only, as all are that come out of the object store: never write to it."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
 
 
 def _in_short(error: BaseException) -> str:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zeno.cluster.ray.cluster import as_array, as_tensor, search_path, unpack
+from zeno.cluster.ray.cluster import START_SECONDS, as_array, search_path, unpack
 from zeno.cluster.ray.session import find_ray
-from zeno.data import Batch
+from zeno.data import Batch, as_tensor
 from zeno.problem import Oracle, Problem
 
 log = logging.getLogger("zeno")
@@ -47,7 +47,8 @@ class ScoringActor:
     def descent(self, step: int, question: Question, candidate: np.ndarray) -> float:
         if self._oracle is None or step != self._step:
             self.problem.load_buffers({name: as_tensor(array) for name, array in question.buffers.items()})
-            batch = Batch(as_tensor(question.inputs), as_tensor(question.targets))
+            # Copied: the object store aligns small arrays to less than torch does, and that changes last bits.
+            batch = Batch(as_tensor(question.inputs).clone(), as_tensor(question.targets).clone())
             self._oracle = self.problem.at(as_tensor(question.params), question.lr, batch, question.own_statistics)
             self._step = step
         return float(self._oracle([as_tensor(candidate)])[0])
@@ -72,7 +73,10 @@ class RayScorers:
         make = ray.remote(ScoringActor).options(**options)
         self._parcel = [ray.put(problem)]  # in a list, it is fetched by the actor itself, also when it starts again
         self.actors = [make.remote(self._parcel, search_path()) for _ in range(number)]
-        ray.get([actor.here.remote() for actor in self.actors])
+        try:
+            ray.get([actor.here.remote() for actor in self.actors], timeout=START_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            raise ValueError(f"Not all of {number} scorers were up after {START_SECONDS:.0f} s. Try fewer.") from None
         self._steps = 0
 
     def begin(self, oracle: Oracle, size: int) -> None:
@@ -88,7 +92,6 @@ class RayScorers:
         self._steps += 1
         self._oracle, self._size = oracle, size
         self._question = find_ray().put(question)
-        self._began = time.monotonic()
         self._asked: dict[Any, tuple[int, Any]] = {}  # worker and actor
         self._candidates: dict[int, Tensor] = {}
 
@@ -102,10 +105,11 @@ class RayScorers:
     def descents(self) -> Tensor:
         ray = find_ray()
         found = torch.full((self._size,), torch.nan, dtype=torch.float64)
-        waiting, until = list(self._asked), self._began + LEAST_WAIT
+        began = time.monotonic()  # not when the first was asked: the step may have waited long for its last worker
+        waiting, until = list(self._asked), began + LEAST_WAIT
         while waiting and time.monotonic() < until:
             done, waiting = ray.wait(waiting, num_returns=1, timeout=until - time.monotonic())
-            until = max(until, self._began + MULTIPLE * (time.monotonic() - self._began)) if done else until
+            until = max(until, began + MULTIPLE * (time.monotonic() - began)) if done else until
             for ref in done:
                 try:
                     found[self._asked[ref][0]] = ray.get(ref)

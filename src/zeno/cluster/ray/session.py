@@ -2,13 +2,19 @@
 
 import logging
 import os
+import signal
 import sys
+import threading
 from types import ModuleType, TracebackType
 from typing import Any
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 ON_LOOPBACK = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 """As on these two systems, where Ray keeps to loopback; read once, when Ray is imported, and by what it starts."""
+
+
+NOT_SAID = ("RAY_DEDUP_LOGS_SKIP_REGEX", "worker processes have been started")
+"""Ray warns on stdout, whatever it was told, that there are more actors than CPUs; `--json` has that for itself."""
 
 
 class Session:
@@ -21,15 +27,19 @@ class Session:
     def __init__(self, address: str | None = None) -> None:
         self.address = address
         self._ours = False
+        self._sigterm: Any = None  # what handled it before
 
     def __enter__(self) -> "Session":
         here = self.address is None
-        if here and "ray" not in sys.modules:
-            os.environ.setdefault(*ON_LOOPBACK)
+        if "ray" not in sys.modules:
+            os.environ.setdefault(*NOT_SAID)
+            if here:
+                os.environ.setdefault(*ON_LOOPBACK)
         ray = find_ray()
         if ray.is_initialized():
             return self
         log = logging.getLogger("zeno")
+        before = signal.getsignal(signal.SIGTERM)  # Ray sets one of its own
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             if here:
@@ -40,6 +50,7 @@ class Session:
             where = "on this machine" if here else f"at {self.address}"
             raise ValueError(f"There is no Ray cluster to be had {where}: {error}") from error
         self._ours = True
+        self._sigterm = before
         address = str(ray.util.get_node_ip_address())
         if here and address not in LOOPBACK:
             log.warning("Ray listens on %s, not only on loopback: it was imported before zeno could tell it", address)
@@ -56,6 +67,8 @@ class Session:
         if self._ours:
             find_ray().shutdown()
             self._ours = False
+            if self._sigterm is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, self._sigterm)
 
 
 def find_ray() -> ModuleType:
