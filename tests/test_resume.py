@@ -17,6 +17,7 @@ from torch import Tensor
 
 import zeno
 from zeno.records import CHECKPOINTS, MODEL_FILE, RECORDS_FILE, read
+from zeno.scoring import ThreadScorer
 
 SMALL = zeno.Run(workers=5, batch_size=20, steps=14, eval_every=5, rule=zeno.Zeno(trim=2), faulty=2)
 OFTEN = zeno.Setup(checkpoint_every=3)
@@ -269,12 +270,17 @@ def test_what_a_step_that_was_cut_short_left_to_do_does_not_get_into_the_saved_m
         servers.append(self)
         return make_step(self, step)
 
+    def for_a_while(self: ThreadScorer) -> None:
+        until, flat = time.monotonic() + 2, servers[0].problem.flat
+        while time.monotonic() < until:
+            flat.fill_(7.0)  # a candidate that is tried
+
     make_step = zeno.Server.step
+    monkeypatch.setattr(ThreadScorer, "_score_what_arrived", for_a_while)
     monkeypatch.setattr(zeno.Server, "step", spy)
     monkeypatch.setattr(sys.modules["zeno.train"], "LocalCluster", Failing)
-    run = replace(SMALL, faulty=0, model="mlp(hidden=5000)", workers=12, rule=zeno.Zeno(trim=2, batch_size=64))
     with pytest.raises(Crash):
-        zeno.train(run, tmp_path)
+        zeno.train(replace(SMALL, faulty=0), tmp_path)
     saved = safetensors.torch.load_file(tmp_path / MODEL_FILE)
     flat = torch.cat([saved[name].flatten() for name in ("1.weight", "1.bias", "3.weight", "3.bias")])
     assert torch.equal(flat, servers[0].params.detach())
