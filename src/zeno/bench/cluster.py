@@ -51,24 +51,21 @@ class Constant:
         return 1e-3 * torch.randn(self.size, generator=torch.Generator().manual_seed(self.index))
 
 
-class PlainActor:
-    """What the bare loop asks. It is told nothing, and keeps the numbers that it sends."""
-
-    def __init__(self, size: int) -> None:
-        self.numbers = np.ones(size, np.float32)
-
-    def gradient(self, params: np.ndarray) -> np.ndarray:
-        return self.numbers
-
-
 class BareLoop:
     """The least that it takes to collect gradients on Ray: nothing is checked, and nobody may fail."""
 
     def __init__(self, workers: int, size: int, actors: int) -> None:
+        class Plain:  # in here, so that it travels by value, and its process imports none of this
+            def __init__(self) -> None:
+                self.numbers = np.ones(size, np.float32)
+
+            def gradient(self, params: np.ndarray) -> np.ndarray:
+                return self.numbers
+
         self.params = np.zeros(size, np.float32)
         self.rows = np.empty((workers, size), np.float32)
-        make = find_ray().remote(PlainActor).options(num_cpus=0)
-        self.actors = [make.remote(size) for _ in range(actors)]
+        make = find_ray().remote(Plain).options(num_cpus=0)
+        self.actors = [make.remote() for _ in range(actors)]
 
     def step(self) -> None:
         ray = find_ray()
@@ -81,6 +78,11 @@ class BareLoop:
     def close(self) -> None:
         for actor in self.actors:
             find_ray().kill(actor)
+
+
+def need_all(errors: Mapping[int, str]) -> None:
+    if errors:
+        raise RuntimeError(f"This benchmark needs a reply from every worker. Found {dict(errors)}.")
 
 
 def make_server(problem: Problem, rule: Rule, cluster: Cluster) -> Server:
@@ -99,8 +101,7 @@ def engine(workers: int = M, size: int = D, workers_per_actor: int = 1, rounds: 
         with closing(BareLoop(workers, size, actors)) as loop:
             for step in range(warm_up + rounds):
                 found = server.step(step)
-                if found.errors:
-                    raise RuntimeError(f"This benchmark needs every worker. Found {found.errors}.")
+                need_all(found.errors)
                 start = time.perf_counter()
                 loop.step()
                 if step >= warm_up:
@@ -126,7 +127,9 @@ def on_arrival(workers: int = 8, seconds: float = 0.3, rounds: int = 7) -> Numbe
         up_to_the_update: dict[str, list[float]] = {name: [] for name in servers}
         for step in range(rounds + 1):
             for name, server in servers.items():
-                taken = server.step(step).seconds
+                found = server.step(step)
+                need_all(found.errors)
+                taken = found.seconds
                 if step:  # the first one warms up
                     whole[name].append(1e3 * sum(taken.values()))
                     up_to_the_update[name].append(whole[name][-1] - 1e3 * taken["update"])
@@ -151,12 +154,13 @@ def start(workers: int = M, workers_per_actor: int = 1, size: int = D) -> Number
         with RayCluster(made, workers_per_actor, cpus_per_actor=0) as cluster:
             actors, replies = len(cluster.seats), list(cluster.gradients(torch.zeros(size), {}, 0))
             ended = time.perf_counter()
+            need_all({reply.worker: reply.error for reply in replies if reply.error is not None})
+            del replies
     return {
         "workers": workers,
         "actors": actors,
         "ray_seconds": ray_there - began,
         "actors_seconds": ended - ray_there,
-        "all_answered": all(reply.error is None for reply in replies),
     }
 
 
@@ -170,7 +174,7 @@ def pss(pid: int) -> tuple[float, float]:
 def memory(workers: int = M, pictures: int = 50_000, steps: int = 3) -> Numbers:
     """What an actor with one worker and CIFAR-10's size of data takes beyond one that has only imported torch."""
 
-    class Idle:  # in here, so that it travels by value: not even this module is imported
+    class Idle:  # in here, so that it travels by value, and its process imports nothing else
         def here(self) -> int:
             import torch  # noqa: F401
 
@@ -186,8 +190,8 @@ def memory(workers: int = M, pictures: int = 50_000, steps: int = 3) -> Numbers:
         idle = ray.remote(Idle).options(num_cpus=0).remote()
         idle_pid = ray.get(idle.here.remote())
         for step in range(steps):
-            replies = list(cluster.gradients(problem.flat.clone(), problem.buffers, step))
-            del replies
+            replies = cluster.gradients(problem.flat.clone(), problem.buffers, step)
+            need_all({reply.worker: reply.error for reply in replies if reply.error is not None})
         base, base_shared = pss(idle_pid)
         taken = [pss(seat.pid) for seat in cluster.seats if seat.pid is not None]
         ray.kill(idle)
@@ -216,7 +220,8 @@ def scorers(number: int = 2, n_r: int = 32, rounds: int = 5) -> Numbers:
     with Session(), closing(RayScorers(problem, number)) as group, closing(ThreadScorer()) as alone:
         same = torch.equal(scores(group), scores(alone))
         ms = take_turns({"server": lambda: scores(alone), "scorers": lambda: scores(group)}, rounds)
-    return {"scorers": number, "n_r": n_r, **beside(ms, "scorers", "server"), "same_scores": same}
+        left = len(group.actors)  # one that hangs leaves the group, and the server scores in its place
+    return {"scorers": left, "n_r": n_r, **beside(ms, "scorers", "server"), "same_scores": same}
 
 
 def beside(milliseconds: Mapping[str, list[float]], one: str, other: str) -> Numbers:
