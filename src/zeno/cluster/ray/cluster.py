@@ -137,6 +137,7 @@ class Seat:
     workers: list[int]
     handle: Any
     made: float  # when
+    since: float  # when it was made or went away, whichever came last
     to_ask: deque[int] = field(default_factory=deque)  # workers that were not asked yet at this step
     under_way: dict[Any, Call] = field(default_factory=dict)
     missed: int = 0  # deadlines since anything came from it
@@ -199,7 +200,7 @@ class RayCluster(Cluster):
         self._actors = ray.remote(Actor).options(**options)
         self._parcel = [ray.put(list(self._workers))]
         for own in parts:
-            self.seats.append(Seat(own, self._make(own), began))
+            self.seats.append(Seat(own, self._make(own), began, began))
         self._wait_for_all(began + START_SECONDS)
         num = sum(node["Alive"] for node in ray.nodes())
         log.info(
@@ -337,26 +338,28 @@ class RayCluster(Cluster):
         seat.gone = isinstance(error, ray.exceptions.ActorDiedError)
         if seat.gone and (cause := _cause(error)):
             seat.away = f"cannot be started: {cause}"
-        seat.missed = 0
+        seat.missed, seat.since = 0, time.monotonic()
         log.debug("actor of workers %s: %s", seat.workers, error)
 
     def _restart(self, seat: Seat) -> None:
         """Kills an actor that hangs; Ray starts it again. Cancelling its calls would not free it."""
         find_ray().kill(seat.handle, no_restart=False)
         seat.under_way.clear()
-        seat.away, seat.missed = "is being restarted: it did not answer", 0
+        seat.away, seat.missed, seat.since = "is being restarted: it did not answer", 0, time.monotonic()
 
     def _look_for_the_lost(self) -> None:
         """Asks those that are away whether they are back."""
         now = time.monotonic()
         for seat in self.seats:
-            if seat.question is not None and now - seat.asked > START_SECONDS:  # it hangs on its way back
+            if seat.away is None:
+                continue
+            if not seat.gone and now - seat.since > START_SECONDS:  # it hangs on its way back
                 find_ray().kill(seat.handle)
                 seat.question, seat.gone = None, True
-            if seat.away is None or seat.question is not None:
-                continue
             if seat.gone and now - seat.made >= MAKE_AGAIN:
-                seat.handle, seat.made, seat.gone = self._make(seat.workers), now, False
+                seat.handle, seat.made, seat.since, seat.gone = self._make(seat.workers), now, now, False
+            if seat.question is not None:
+                continue
             if not seat.gone and now - seat.asked >= ASK_AGAIN:
                 seat.question, seat.asked = seat.handle.here.remote(), now
 
