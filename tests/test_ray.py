@@ -393,6 +393,7 @@ def test_workers_that_all_become_slower_than_the_deadline_are_waited_for_longer(
         assert any(errors(cluster, step) == {} for step in range(4, 7))
 
 
+@pytest.mark.slow
 def test_an_actor_that_hangs_on_its_way_back_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_ray.cluster, "START_SECONDS", 20.0)
     monkeypatch.setattr(on_ray.cluster, "MAKE_AGAIN", 1.0)
