@@ -23,11 +23,11 @@ import pytest
 import zeno
 from zeno.cluster.ray import RayCluster
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")]
 
 RUN = zeno.Run(workers=4, batch_size=50, steps=5000, eval_every=1, rule=zeno.Zeno(trim=2, batch_size=32))
 PACE = 0.2  # seconds from one step to the next: machines come and go over many of them
-IN_A_ROW = 15  # steps that are looked at while nothing changes
+IN_A_ROW, WAITING = 10, 30  # steps that are looked at while nothing changes, and while there is no room
 NOTICE_SOONER = {  # a dead machine at once, a frozen one after three times five seconds
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
@@ -124,19 +124,19 @@ def scenario(what: str, cpus_per_actor: float, deadline: float, file: str) -> No
     def play() -> Steps:
         yield from more(IN_A_ROW)
         cluster = Seen.made[0]
-        seen["homes"] = cluster.homes()
-        here = {node.node_id for node in machines.nodes}
-        lost = next(home for home in seen["homes"] if home in here)
-        seen["lost"] = [
-            i for seat, home in zip(cluster.seats, seen["homes"], strict=True) if home == lost for i in seat.workers
-        ]
-        seen["lost node"] = lost
+        homes = seen["homes"] = cluster.homes()
+        lost = seen["lost node"] = next(node.node_id for node in machines.nodes if node.node_id in homes)
+        there = [seat for seat, home in zip(cluster.seats, homes, strict=True) if home == lost]
+        seen["lost"] = [worker for seat in there for worker in seat.workers]
         happens("leaves")
-        (machines.freeze if what == "freezes" else machines.remove)(lost)
+        if what == "freezes":
+            machines.freeze(lost)
+        else:
+            machines.remove(lost)
         yield from until(lambda record: record.workers["lost"] > 0)
         happens("away")
         if what == "another joins":
-            yield from more(2 * IN_A_ROW)
+            yield from more(WAITING)
             happens("joins")
             seen["new node"] = machines.join().node_id
         yield from until(lambda record: not record.errors)
@@ -198,9 +198,7 @@ class Story:
 
 def watch(what: str, cpus_per_actor: float, deadline: float) -> Story:
     """Runs a scenario on loopback, with files and a token of its own."""
-    with tempfile.TemporaryDirectory(
-        prefix="zeno-", dir="/tmp", ignore_cleanup_errors=True
-    ) as folder:  # short: sockets
+    with tempfile.TemporaryDirectory(prefix="zeno-", dir="/tmp", ignore_cleanup_errors=True) as folder:  # for sockets
         file = Path(folder) / "seen.json"
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
@@ -245,18 +243,16 @@ def test_workers_of_a_lost_machine_wait_for_room_and_come_back_on_one_that_joins
     check(story)
     assert story.reasons("leaves", "over") == ["died"], "no step ran into its deadline"
     waiting = story.between("away", "joins")
-    assert [sorted(record.errors) for record in waiting] == [story.seen["lost"]] * 2 * IN_A_ROW, "the other one is full"
+    assert [sorted(record.errors) for record in waiting] == [story.seen["lost"]] * WAITING, "the other one is full"
     assert story.seen["new node"] in story.seen["homes then"]
 
 
-@pytest.mark.slow
 def test_workers_that_need_less_come_back_on_a_machine_that_is_left() -> None:
     story = watch("nobody joins", cpus_per_actor=0.4, deadline=30.0)
     check(story)
     assert story.reasons("leaves", "over") == ["died"]
 
 
-@pytest.mark.slow
 def test_a_machine_that_freezes_is_given_up_after_some_deadlines_and_does_no_harm_when_it_wakes() -> None:
     story = watch("freezes", cpus_per_actor=0.4, deadline=5.0)
     check(story)

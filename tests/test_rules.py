@@ -197,7 +197,7 @@ def reference_signguard(rows: Array, descents: Array, bear: int) -> tuple[Array,
         centres = [np.mean([p for p in points if apart(c, p) <= width], axis=0) for c in centres]
     clusters = [{j for j in range(n) if apart(centres[i], centres[j]) <= width} for i in range(n)]
     spreads = [sum(apart(points[i], points[j]) for i in cluster for j in cluster) for cluster in clusters]
-    best = min(range(n), key=lambda i: (-len(clusters[i]), spreads[i], i))
+    best = min(range(n), key=lambda i: (-len(clusters[i]), round(spreads[i], 9), i))
     kept = ordinary & clusters[best] or ordinary
     clipped = [rows[i] * min(1.0, median / norms[i]) if norms[i] else rows[i] for i in sorted(kept)]
     return np.mean(clipped, axis=0), kept

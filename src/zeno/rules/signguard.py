@@ -53,7 +53,7 @@ def largest_cluster(points: Tensor) -> Tensor:
             break
         centres = shifted
     together = (_distances(centres, centres) <= bandwidth).double()  # [n, n]: the cluster of each
-    widths = ((together @ _distances(points, points)) * together).sum(dim=1)
+    widths = ((together @ _distances(points, points)) * together).sum(dim=1).round(decimals=9)  # equal up to rounding
     sizes = together.sum(dim=1)
     return together[int(torch.where(sizes == sizes.max(), widths, torch.inf).argmin())].bool()
 

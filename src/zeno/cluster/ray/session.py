@@ -13,8 +13,8 @@ ON_LOOPBACK = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 """As on these two systems, where Ray keeps to loopback; read once, when Ray is imported, and by what it starts."""
 
 
-NOT_SAID = ("RAY_DEDUP_LOGS_SKIP_REGEX", "worker processes have been started")
-"""Ray warns on stdout, whatever it was told, that there are more actors than CPUs; `--json` has that for itself."""
+NOT_SAID = ("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+"""Ray tells of many actors, or dead ones, on stdout, whatever it was told; `--json` has that for itself."""
 
 
 class Session:
