@@ -171,7 +171,7 @@ def test_what_faulty_workers_send_does_not_depend_on_who_arrives_first() -> None
             return reversed(list(super().gradients(params, buffers, step, faults)))
 
     def sent_by(cluster: zeno.LocalCluster) -> dict[int, Tensor | None]:
-        faulty = zeno.Faulty(cluster, zeno.Gaussian(), lambda step: [1, 3], seed=0)
+        faulty = zeno.Faulty(cluster, lambda step: dict.fromkeys([1, 3], zeno.Gaussian()), seed=0)
         return {reply.worker: reply.gradient for reply in faulty.gradients(cluster.problem.flat.clone(), {}, 0)}
 
     forwards = make("mlp")

@@ -38,6 +38,16 @@ pytestmark = [
 
 RUN = zeno.Run(workers=6, batch_size=20, steps=8, eval_every=4, rule=zeno.Zeno(trim=2))
 ON_RAY = zeno.Setup(cluster="ray")
+ALL_KINDS = (
+    zeno.Backdoor(on=2, size=2)
+    + zeno.LabelNoise(share=0.5, redraw=True, on=1)
+    + zeno.ALIE(start=2)
+    + zeno.Omniscient(chance=0.6)
+    + zeno.Replay(every=3)
+    + zeno.Crash(start=4)
+    + zeno.Slow(steps=2)
+    + zeno.Garbage()
+)
 D = 50
 
 
@@ -85,8 +95,15 @@ def until_back(cluster: zeno.Cluster, first_step: int, seconds: float = 60.0) ->
         replace(RUN, faulty=2, fault=zeno.LabelFlip(), optimizer="sgd(momentum=0.9)", split=zeno.Disjoint()),
         replace(RUN, model="small_cnn", eval_samples=100, steps=4),
         replace(RUN, rule=zeno.chain(zeno.NNM(faulty=2), zeno.Median()), faulty=2, fault=zeno.Gaussian()),
+        replace(RUN, workers=10, faulty=9, fault=ALL_KINDS, rule=zeno.Zeno(trim=9, batch_size=16)),
     ],
-    ids=["colluding faults", "poisoned data", "scored on arrival, batch norm and dropout", "another rule"],
+    ids=[
+        "colluding faults",
+        "poisoned data",
+        "scored on arrival, batch norm and dropout",
+        "another rule",
+        "faults of every kind",
+    ],
 )
 def test_the_same_run_gives_the_same_records_here_and_on_ray(run: zeno.Run) -> None:
     assert zeno.train(run, setup=ON_RAY) == zeno.train(run)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import zeno
+from zeno import checkpoint
 from zeno.records import CHECKPOINTS, MODEL_FILE, RECORDS_FILE, read
 from zeno.scoring import ThreadScorer
 
@@ -51,8 +52,20 @@ def crash_in(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
         replace(SMALL, model="small_cnn", eval_samples=100),
         replace(SMALL, rule=zeno.CenteredClipping(radius=1.0)),
         replace(SMALL, rule=zeno.chain(zeno.Bucketing(size=2), zeno.CenteredClipping(radius=1.0)), steps=9),
+        replace(SMALL, fault=zeno.Replay() + zeno.Slow(steps=3), rule=zeno.Mean(), steps=9),
+        replace(SMALL, fault=zeno.Omniscient(chance=0.7) + zeno.ALIE(start=5, redraw=True), steps=9),
     ],
-    ids=["plain", "momentum", "adam", "one cycle", "batch norm", "a rule that remembers", "a chain that remembers"],
+    ids=[
+        "plain",
+        "momentum",
+        "adam",
+        "one cycle",
+        "batch norm",
+        "a rule that remembers",
+        "a chain that remembers",
+        "faults that remember",
+        "faults that know the rule, by chance",
+    ],
 )
 def test_a_run_that_crashes_goes_on_as_if_it_never_had(
     run: zeno.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -100,6 +113,15 @@ def crashed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Crash):
         zeno.train(SMALL, folder, setup=OFTEN)
     assert sorted(f.stem for f in (folder / CHECKPOINTS).glob("*.json")) == ["step-00000006", "step-00000009"]
+
+
+def test_a_checkpoint_from_before_clusters_had_a_state_is_still_one(tmp_path: Path) -> None:
+    records = zeno.train(replace(SMALL, steps=5), tmp_path)
+    step, state = checkpoint.newest(tmp_path / CHECKPOINTS) or (0, {})
+    assert state.pop("cluster") is not None
+    checkpoint.save(tmp_path / CHECKPOINTS, step, state)
+    assert zeno.train(SMALL, tmp_path, resume=True)[:5] == records[:5]
+    assert read(tmp_path)[5:] == zeno.train(SMALL)[5:]
 
 
 @pytest.mark.parametrize("suffix", ["json", "safetensors"])

@@ -182,3 +182,43 @@ def test_buffers_are_fresh_for_the_parameters_after_each_step() -> None:
         features = inputs @ params[:6].view(3, 2).T + params[6:9]
     torch.testing.assert_close(problem.buffers["1.running_mean"], features.mean(dim=0), atol=0.3, rtol=0.1)
     assert not torch.allclose(problem.buffers["1.running_mean"], torch.zeros(3), atol=0.3)
+
+
+def test_a_trial_says_what_the_rule_would_do_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[str, int]] = []
+    draw = zeno.Server._draw
+
+    def drawing(self: zeno.Server, role: str, step: int, size: int) -> zeno.Batch:
+        drawn.append((role, size))
+        return draw(self, role, step, size)
+
+    monkeypatch.setattr(zeno.Server, "_draw", drawing)
+    one = server([GOOD, 3 * GOOD, -GOOD], zeno.Zeno(trim=1, batch_size=8))
+    found = one.trial(torch.stack([-GOOD, -3 * GOOD, GOOD]), 0)
+    assert found is not None
+    torch.testing.assert_close(found, -2 * GOOD)
+    assert one.params.tolist() == [0.0, 0.0]
+    outcome = one.step(0)
+    assert outcome.aggregate is not None
+    assert outcome.aggregate.kept.tolist() == [True, False, True]
+    assert drawn == [("trial", 8), ("score", 8)], "a step is judged on samples that no trial has seen"
+
+
+def test_a_trial_has_the_memory_of_the_rule_and_leaves_none() -> None:
+    one = server([GOOD, GOOD], zeno.CenteredClipping(radius=0.1))
+    one.step(0)
+    state = one.state
+    first, second = one.trial(100 * one.candidates, 1), one.trial(100 * one.candidates, 1)
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first, second)
+    assert one.state is state
+    fresh = server([GOOD, GOOD], zeno.CenteredClipping(radius=0.1)).trial(100 * one.candidates, 1)
+    assert fresh is not None
+    assert not torch.equal(first, fresh)
+
+
+def test_a_trial_that_would_skip_the_step_says_none() -> None:
+    one = server([GOOD, GOOD, GOOD], zeno.Zeno(trim=1))
+    candidates = torch.stack([GOOD, GOOD * math.nan, GOOD * math.nan])
+    assert one.trial(candidates, 0) is None

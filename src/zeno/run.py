@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from zeno.cluster import fixed, redrawn
 from zeno.data import IID, SPLITS, Split
-from zeno.faults import FAULTS, Fault, LabelFlip
+from zeno.faults import FAULTS, Fault, LabelFlip, Schedule, together
 from zeno.problem import PRECISIONS
 from zeno.rules import PARTS, RULES, Rule, Zeno, chain
 from zeno.spec import NOTHING, build, describe, find, parse, split
@@ -76,8 +75,10 @@ class Run:
     rule: Rule = setting(
         Zeno(trim=PAPER_TRIM), "Rule", "What makes one update of the candidates: a name that `zeno rules` lists."
     )
-    fault: Fault = setting(LabelFlip(), "Faults", "What goes wrong on faulty workers: see `zeno faults`.")
-    faulty: int = setting(0, "Faults", "Number of workers to make faulty (q).")
+    fault: Fault = setting(
+        LabelFlip(), "Faults", "What goes wrong on faulty workers: see `zeno faults`. Several: 'zero(on=3)+crash'."
+    )
+    faulty: int = setting(0, "Faults", "Number of workers to make faulty (q); 0: no fault acts.")
     redraw: bool = setting(False, "Faults", "Make other workers faulty at every step.")
     steps: int = setting(5000, "Training", "Steps to train (the paper: 200 epochs of 25).")
     lr: float = setting(0.1, "Training", "Learning rate, and the step that Zeno tries (gamma).")
@@ -101,6 +102,7 @@ class Run:
         for name in ("faulty", "seed"):
             self._need(getattr(self, name) >= 0, name, "of at least 0")
         self._need(self.faulty <= self.workers, "faulty", f"of at most workers={self.workers}")
+        self.faulty_workers()  # says so where the parts of the fault take more workers, or fewer
         self._need(0 <= self.server_data < 1, "server_data", "of at least 0 and below 1")
         self._need(math.isfinite(self.lr) and self.lr > 0, "lr", "that is finite and above 0")
         self._need(self.precision in PRECISIONS, "precision", f"as one of {', '.join(PRECISIONS)}")
@@ -137,9 +139,9 @@ class Run:
             name = f"optimizer={self.optimizer!r} with schedule={self.schedule!r}"
             raise ValueError(f"A run cannot use {name}: {error}.") from error
 
-    def faulty_workers(self) -> Callable[[int], Sequence[int]]:
-        """Who is faulty, as a function of the step."""
-        return redrawn(self.faulty, self.workers, self.seed) if self.redraw else fixed(self.faulty)
+    def faulty_workers(self) -> Schedule:
+        """Who is faulty, and in which way, as a function of the step."""
+        return Schedule(self.fault, self.faulty, self.workers, self.seed, self.redraw)
 
     def to_toml(self) -> str:
         """The settings as a TOML file that `zeno train` reads back; what is None is left out."""
@@ -163,9 +165,10 @@ def from_settings(settings: Mapping[str, Any]) -> Run:
         check_kind(name, kind_of(known[name]), value)
         values[name] = value
 
-    for name in ("fault", "split"):
-        if name in values:
-            values[name] = build(name, values[name], REGISTRIES[name])
+    if "split" in values:
+        values["split"] = build("split", values["split"], SPLITS)
+    if "fault" in values:
+        values["fault"] = make_fault(values["fault"])
     rule_settings = {name: settings[name] for name in RULE_SETTINGS if name in settings}
     values["rule"] = make_rule(values.get("rule", "zeno"), rule_settings)
     return Run(**values)
@@ -192,6 +195,12 @@ class _Zeros:
 
     def gradient(self) -> Tensor:
         return torch.zeros(1)
+
+
+def make_fault(text: str) -> Fault:
+    """The fault that the text names, or several: `label_flip(on=8)+crash`."""
+    parts = [build("fault", part, FAULTS) for part in split(text)]
+    return together(*parts) if len(parts) > 1 else parts[0]
 
 
 def make_rule(text: str, settings: Mapping[str, Any] = NOTHING, defaults: Mapping[str, Any] = NOTHING) -> Rule:

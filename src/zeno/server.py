@@ -100,6 +100,18 @@ class Server:
                 self._refresh_buffers(step + 1)
         return Step(lr, aggregate, skipped, errors, late, clock.seconds)
 
+    def trial(self, candidates: Tensor, step: int) -> Tensor | None:
+        """What the rule would make [d] of these candidates [m, d] now, judged on samples that no step is judged on.
+
+        None: it would skip the step. Nothing is changed by it. For faults that know the rule.
+        """
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        own = self._draw("trial", step, getattr(self.rule, "batch_size", 4))
+        try:
+            return self.rule(candidates, self.problem.at(self.params.detach(), lr, own), self.state).update
+        except TooFewUsable:
+            return None
+
     def state_to_save(self) -> dict[str, Any]:
         """All that a later server needs to go on as this one would, between two steps."""
         return {

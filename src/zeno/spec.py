@@ -88,5 +88,6 @@ def describe(value: object, known: Mapping[str, object]) -> str:
     name = next((name for name, kind in known.items() if kind is type(value)), None)
     if name is None or not is_dataclass(value):
         return repr(value)
-    changed = [f"{f.name}={getattr(value, f.name)!r}" for f in fields(value) if getattr(value, f.name) != f.default]
+    own_first = sorted(fields(value), key=lambda f: bool(f.kw_only))  # as in a signature
+    changed = [f"{f.name}={getattr(value, f.name)!r}" for f in own_first if getattr(value, f.name) != f.default]
     return f"{name}({', '.join(changed)})" if changed else name

@@ -69,17 +69,20 @@ def train(
                 )
             )
         )
+        if isinstance(cluster, Faulty):
+            cluster.trial = server.trial  # some faults know the rule
         if state is not None:
             server.load_state(state)
+            if state.get("cluster") is not None:
+                cluster.load_state(state["cluster"])
         journal = stack.enter_context(Journal(folder, run.to_toml() + setup.to_toml(), earlier))
         whole = True  # whether the server is between two steps, and its state one to go on from
 
         def save() -> None:
             if folder is not None:
                 journal.sync()
-                checkpoint.save(
-                    folder / CHECKPOINTS, len(journal.records), server.state_to_save(), keep=setup.checkpoints
-                )
+                state_now = {**server.state_to_save(), "cluster": cluster.state_to_save()}
+                checkpoint.save(folder / CHECKPOINTS, len(journal.records), state_now, keep=setup.checkpoints)
 
         stop = stack.enter_context(Stop())
         try:
@@ -92,7 +95,7 @@ def train(
                     loss = evaluate(problem.loss, params.detach(), task.train, train_eval)
                     if task.test.classes is not None:
                         accuracy = evaluate(problem.accuracy, params.detach(), task.test, test_eval)
-                record = _record(step, outcome, who(step), evaluated, loss, accuracy, cluster.status)
+                record = _record(step, outcome, sorted(who(step)), evaluated, loss, accuracy, cluster.status)
                 journal.append(record)
                 whole = True
                 if (step + 1) % setup.checkpoint_every == 0 and step + 1 < run.steps:
@@ -175,7 +178,7 @@ def make_cluster(run: Run, task: Task, problem: Problem, samples: Tensor, setup:
             address=setup.address,
             cpus_per_actor=setup.cpus_per_actor,
         )
-    return Faulty(cluster, run.fault, run.faulty_workers(), run.seed) if run.faulty else cluster
+    return Faulty(cluster, run.faulty_workers(), run.seed) if run.faulty else cluster
 
 
 def _check_travels(problem: Problem) -> None:

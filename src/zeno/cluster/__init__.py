@@ -1,7 +1,8 @@
 """WHERE workers run."""
 
-from zeno.cluster.cluster import Cluster, Reply, Status
-from zeno.cluster.faulty import Faulty, fixed, redrawn
+from zeno.cluster.cluster import Cluster, Status
+from zeno.cluster.faulty import Faulty
 from zeno.cluster.local import LocalCluster
+from zeno.reply import Reply
 
-__all__ = ["Cluster", "Faulty", "LocalCluster", "Reply", "Status", "fixed", "redrawn"]
+__all__ = ["Cluster", "Faulty", "LocalCluster", "Reply", "Status"]

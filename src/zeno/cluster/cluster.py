@@ -2,25 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from zeno.faults import Fault
+from zeno.reply import Reply
 
 NO_FAULTS: Mapping[int, Fault] = {}
-
-
-@dataclass(frozen=True, eq=False)
-class Reply:
-    """What came from one worker for one step, believed or not."""
-
-    worker: int
-    step: int
-    gradient: Tensor | None  # [d]; None when there is none
-    error: str | None = None  # why there is none
-    late: bool = False  # to an earlier step, which went on without it
 
 
 class Status(NamedTuple):
@@ -55,3 +44,11 @@ class Cluster(AbstractContextManager["Cluster"], Protocol):
         `need` replies the step will come to nothing: worth waiting for workers that are on their way back.
         """
         ...
+
+    def state_to_save(self) -> Any:
+        """What a later cluster needs to go on as this one would, between two steps; None where that is nothing."""
+        return None
+
+    def load_state(self, state: Any) -> None:
+        """Goes on from what `state_to_save` returned."""
+        return

@@ -1,26 +1,31 @@
 """A cluster some of whose workers go wrong."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from zeno.cluster.cluster import NO_FAULTS, Cluster, Reply, Status
+from zeno.cluster.cluster import NO_FAULTS, Cluster, Status
 from zeno.data import generator
-from zeno.faults import Fault
+from zeno.faults import Fault, Scene
+from zeno.reply import Reply
 
 
 class Faulty(Cluster):
-    """Wraps a cluster and lets `fault` act on the workers `who(step)`; nobody outside can tell."""
+    """Wraps a cluster and lets the faults `who_has_what(step)`, by worker, act on it; nobody outside can tell.
 
-    def __init__(self, cluster: Cluster, fault: Fault, who: Callable[[int], Sequence[int]], seed: int) -> None:
+    Workers with equal faults act as one. Where faults differ, each knows what those before it made their workers send.
+    """
+
+    def __init__(self, cluster: Cluster, who_has_what: Callable[[int], Mapping[int, Fault]], seed: int) -> None:
         self.cluster = cluster
-        self.fault = fault
-        self.who = who
+        self.who_has_what = who_has_what
         self.seed = seed
         self.size = cluster.size
+        self.trial: Callable[[Tensor, int], Tensor | None] | None = None  # what the rule makes of candidates, at a step
+        self._memory: dict[str, dict[str, Any]] = {}  # what each fault wants to remember
 
     @property
     def status(self) -> Status:
@@ -34,25 +39,41 @@ class Faulty(Cluster):
         faults: Mapping[int, Fault] = NO_FAULTS,
         need: int = 1,
     ) -> Iterator[Reply]:
-        who = self.who(step)
-        on_batches = {**faults, **dict.fromkeys(who, self.fault)}
-        arrived = sorted(self.cluster.gradients(params, buffers, step, on_batches, need), key=lambda r: r.worker)
-        yield from (reply for reply in arrived if reply.late)
+        own_faults = self.who_has_what(step)
+        arrived = list(self.cluster.gradients(params, buffers, step, {**faults, **own_faults}, need))
         replies = {reply.worker: reply for reply in arrived if not reply.late}
-        gradients = {
-            i: r.gradient for i, r in replies.items() if r.gradient is not None and r.gradient.shape == params.shape
-        }
-        own = {i: gradient for i, gradient in gradients.items() if i in who}
-        correct = [gradient for i, gradient in gradients.items() if i not in who]
-        if own:
-            sent = self.fault.on_gradients(
-                torch.stack(list(own.values())),
-                torch.stack(correct) if correct else params.new_empty(0, len(params)),
-                generator(self.seed, "fault on gradients", step=step),
+        sent = [reply for reply in arrived if reply.late or reply.worker not in own_faults]
+        known = _gradients([replies[i] for i in sorted(replies)], params, step)
+        correct = _stacked([gradient for i, gradient in known.items() if i not in own_faults], params)
+        for number, (name, workers) in enumerate(_by_fault(own_faults).items()):
+            own = {i: known.pop(i) for i in workers if i in known}
+            scene = Scene(
+                step=step,
+                workers=list(own),
+                own=_stacked(list(own.values()), params),
+                correct=correct,
+                rng=generator(self.seed, "fault on gradients", number, step),
+                size=self.size,
+                others=dict(known),
+                believe=self._believe(step),
+                memory=self._memory.setdefault(name, {}),
             )
-            for i, gradient in zip(own, sent, strict=True):
-                replies[i] = replace(replies[i], gradient=gradient)
-        yield from replies.values()
+            fault = own_faults[workers[0]]
+            wrong = list(fault.on_replies([replies[i] for i in workers if i in replies], scene))
+            known |= _gradients(wrong, params, step)
+            sent += wrong
+        yield from sorted(sent, key=lambda reply: (not reply.late, reply.worker))
+
+    def _believe(self, step: int) -> Callable[[Tensor], Tensor | None] | None:
+        trial = self.trial
+        return None if trial is None else lambda candidates: trial(candidates, step)
+
+    def state_to_save(self) -> dict[str, Any]:
+        return {"faults": self._memory, "cluster": self.cluster.state_to_save()}
+
+    def load_state(self, state: Any) -> None:
+        self._memory = dict(state["faults"])
+        self.cluster.load_state(state["cluster"])
 
     def __enter__(self) -> "Faulty":
         self.cluster.__enter__()
@@ -64,13 +85,20 @@ class Faulty(Cluster):
         self.cluster.__exit__(kind, error, trace)
 
 
-def fixed(faulty: int) -> Callable[[int], list[int]]:
-    """The same workers at every step: the first ones, which also win every tie."""
-    return lambda step: list(range(faulty))
+def _by_fault(faults: Mapping[int, Fault]) -> dict[str, list[int]]:
+    """The workers of each fault, in order; faults by their text, which is also their name in a checkpoint."""
+    found: dict[str, list[int]] = {}
+    for worker, fault in faults.items():
+        found.setdefault(repr(fault), []).append(worker)
+    return {name: sorted(workers) for name, workers in found.items()}
 
 
-def redrawn(faulty: int, workers: int, seed: int) -> Callable[[int], list[int]]:
-    """Other workers at every step: the paper's changing indices."""
-    return lambda step: sorted(
-        generator(seed, "faulty workers", step=step).choice(workers, size=faulty, replace=False).tolist()
-    )
+def _gradients(replies: list[Reply], params: Tensor, step: int) -> dict[int, Tensor]:
+    """By worker, what is of this step and numbers that a fault can work with: as many as there are parameters."""
+    found: list[tuple[int, Any]] = [(reply.worker, reply.gradient) for reply in replies if reply.step == step]
+    like = (params.shape, params.dtype)
+    return {i: g for i, g in found if isinstance(g, Tensor) and (g.shape, g.dtype) == like}
+
+
+def _stacked(gradients: list[Tensor], params: Tensor) -> Tensor:  # [k, d]
+    return torch.stack(gradients) if gradients else params.new_empty(0, len(params))

@@ -8,11 +8,12 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from zeno.cluster.cluster import NO_FAULTS, Cluster, Reply
+from zeno.cluster.cluster import NO_FAULTS, Cluster
 from zeno.cores import one_thread, side_by_side
 from zeno.data import Batch
 from zeno.faults import Fault
 from zeno.problem import Problem
+from zeno.reply import Reply
 from zeno.worker import Worker
 
 Job = tuple[Worker, Batch]

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from zeno.faults.fault import Fault
+from zeno.faults.scene import Scene
 
 
 @dataclass(frozen=True)
 class BitFlip(Fault):
     """Flips the sign bit of every number; all faulty workers send the flipped gradient of the first of them."""
 
-    def on_gradients(self, own: Tensor, correct: Tensor, rng: np.random.Generator) -> Tensor:
-        return -own[:1].expand_as(own)
+    def on_gradients(self, scene: Scene) -> Tensor:
+        return scene.all_send(-scene.own[0])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from zeno.faults.fault import Fault, check_positive
+from zeno.faults.scene import Scene
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,9 @@ class Gaussian(Fault):
     sigma: float = 200.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_positive(self, "sigma", self.sigma)
 
-    def on_gradients(self, own: Tensor, correct: Tensor, rng: np.random.Generator) -> Tensor:
-        noise = rng.standard_normal(tuple(own.shape), dtype=np.float32)
-        return torch.from_numpy(noise).to(own) * self.sigma
+    def on_gradients(self, scene: Scene) -> Tensor:
+        noise = scene.rng.standard_normal(tuple(scene.own.shape), dtype=np.float32)
+        return torch.from_numpy(noise).to(scene.own) * self.sigma

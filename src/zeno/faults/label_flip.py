@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zeno.data import Batch
-from zeno.faults.fault import Fault
+from zeno.faults.fault import Fault, check_classes
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,4 @@ class LabelFlip(Fault):
     """Computes its gradient from flipped labels: classes - 1 - label."""
 
     def on_batch(self, batch: Batch, classes: int | None, rng: np.random.Generator) -> Batch:
-        if classes is None:
-            raise ValueError("label_flip needs a task with class labels. Found targets that are not classes.")
-        return Batch(batch.inputs, classes - 1 - batch.targets)
+        return Batch(batch.inputs, check_classes(self, classes) - 1 - batch.targets)

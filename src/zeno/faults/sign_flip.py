@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from zeno.faults.fault import Fault, check_positive
+from zeno.faults.scene import Scene
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class SignFlip(Fault):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_positive(self, "scale", self.scale)
 
-    def on_gradients(self, own: Tensor, correct: Tensor, rng: np.random.Generator) -> Tensor:
-        return -self.scale * own
+    def on_gradients(self, scene: Scene) -> Tensor:
+        return -self.scale * scene.own

@@ -22,10 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zeno.cluster.cluster import NO_FAULTS, Cluster, Reply, Status
+from zeno.cluster.cluster import NO_FAULTS, Cluster, Status
 from zeno.cluster.ray.session import Session, find_ray
 from zeno.data import as_tensor
 from zeno.faults import Fault
+from zeno.reply import Reply
 
 log = logging.getLogger("zeno")
 
