@@ -156,7 +156,7 @@ def test_a_folder_that_holds_something_is_never_overwritten(
     ("command", "names"),
     [
         ("rules", list(zeno.RULES)),
-        ("faults", list(zeno.FAULTS)),
+        ("faults", [*zeno.FAULTS, "slow(steps=1)", "chance=1.0", "redraw=False"]),
         ("tasks", [*zeno.TASKS, "small_cnn(dropout=0.25)", "dirichlet(alpha=0.5)"]),
     ],
 )

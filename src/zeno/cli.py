@@ -21,8 +21,9 @@ from rich.table import Table
 
 from zeno import compare as comparison
 from zeno import download, report
+from zeno import matrix as matrices
 from zeno.data import SPLITS
-from zeno.faults import FAULTS
+from zeno.faults import FAULTS, SCHEDULE, Fault
 from zeno.models import MODELS
 from zeno.records import RECORDS_FILE, RUN_FILE, Record, read, summarize
 from zeno.rules import PARTS, PRE_AGGREGATORS, RULES, Zeno, bears
@@ -66,16 +67,17 @@ class _Notes(logging.Handler):
         err.print(f"note: {record.getMessage()}", markup=False, highlight=False, soft_wrap=True)
 
 
-def with_settings(**changed: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_settings(setup: bool = True, **changed: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command a flag for every setting of a Run, and those the user set as its argument `settings`.
 
-    `changed` are defaults of the command's own, for its help; a rule's flag is left out where it has its own.
+    `changed` are defaults of the command's own, for its help; a flag is left out where the command has its own. Without
+    `setup` there are no flags for how a run is carried out.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = dict(inspect.signature(command).parameters)
         del own["settings"]
-        flags = {name: flag for name, flag in _flags(changed).items() if name not in own}
+        flags = {name: flag for name, flag in _flags(changed, setup).items() if name not in own}
 
         def call(**given: Any) -> None:
             settings = {name: given.pop(name) for name in flags}
@@ -88,7 +90,7 @@ def with_settings(**changed: Any) -> Callable[[Callable[..., None]], Callable[..
     return decorate
 
 
-def _flags(changed: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
+def _flags(changed: Mapping[str, Any], setup: bool) -> dict[str, inspect.Parameter]:
     result = {}
 
     def add(name: str, kind: Any, default: object, panel: str, text: str) -> None:
@@ -98,7 +100,7 @@ def _flags(changed: Mapping[str, Any]) -> dict[str, inspect.Parameter]:
         )
         result[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
 
-    for f in (*fields(Run), *fields(Setup)):
+    for f in (*fields(Run), *(fields(Setup) if setup else ())):
         default = describe(f.default, REGISTRIES[f.name]) if f.name in REGISTRIES else f.default
         add(f.name, kind_of(f), default, f.metadata["panel"], f.metadata["help"])
         if f.name == "rule":
@@ -179,6 +181,49 @@ def compare(
 
 
 @app.command()
+@with_settings(
+    setup=False, steps=matrices.DEFAULTS["steps"], eval_every="steps", trim="faulty, or the most that a rule bears"
+)
+def matrix(
+    file: Path | None = FILE,
+    rule: list[str] | None = typer.Option(
+        None, help="A rule, or all; repeat for more.", show_default=", ".join(matrices.DEFAULTS["rule"])
+    ),
+    fault: list[str] | None = typer.Option(None, help="A fault, or all; repeat for more.", show_default="all"),
+    faulty: list[int] | None = typer.Option(
+        None,
+        help="Number of workers to make faulty (q); repeat for more.",
+        show_default=", ".join(map(str, matrices.DEFAULTS["faulty"])),
+    ),
+    seeds: int | None = typer.Option(None, help="Seeds for each cell, from --seed on.", show_default="1"),
+    processes: int | None = typer.Option(None, help="Cells to train at a time.", show_default="as many as cores"),
+    resume: Path | None = typer.Option(
+        None, help="Go on with the matrix in this folder: what is missing, or failed.", show_default=False
+    ),
+    out_folder: Path | None = OUT,
+    as_json: bool = JSON,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Train every rule against every fault, and say which one survives what.
+
+    Each rule is told of as many faulty workers as it bears. The first row is the mean of the good workers.
+    """
+    own = {"rule": rule, "fault": fault, "faulty": faulty, "seeds": seeds}
+    settings = {**settings, **{name: value for name, value in own.items() if value not in (None, [])}}
+    if resume is not None:
+        if file is not None or out_folder is not None or settings:
+            raise ValueError(
+                "A matrix is resumed with its own settings, in its own folder. Only --processes may change."
+            )
+        if not (resume / matrices.MATRIX_FILE).is_file():
+            raise ValueError(f"There is no matrix to resume in {resume}. Name a folder that `zeno matrix` has written.")
+        file = resume / matrices.MATRIX_FILE
+    planned = matrices.plan(without_setup({**_read_toml(file), **settings}))
+    _fill(planned, resume or _new_folder(out_folder, "matrix"), processes, as_json)
+
+
+@app.command()
 def rules() -> None:
     """List the rules: what makes one update of the candidates."""
     _list("rule", RULES)
@@ -189,6 +234,10 @@ def rules() -> None:
 def faults() -> None:
     """List the faults that a run can be given."""
     _list("fault", FAULTS)
+    table = Table("of every fault, as in zero(on=3)+crash(on=2, start=100)", "what it is")
+    for f in fields(Fault):
+        table.add_row(f"{f.name}={f.default}", SCHEDULE[f.name])
+    out.print(table)
 
 
 @app.command()
@@ -309,8 +358,8 @@ def _execute(runs: Mapping[str, Run], setup: Setup, folder: Path, as_json: bool,
         raise typer.Exit(128 + getattr(interrupted, "signal_number", signal.SIGINT))
 
 
-def _to_go_on(folder: Path) -> str:
-    return f"to go on: zeno train --resume {folder}"
+def _to_go_on(folder: Path, command: str = "train") -> str:
+    return f"to go on: zeno {command} --resume {folder}"
 
 
 def _subfolder(folder: Path, runs: Mapping[str, Run], name: str) -> Path:
@@ -337,11 +386,69 @@ def _show(runs: Mapping[str, Run], done: Mapping[str, Sequence[Record]], folder:
     print(f"records, models and curves.png are in {folder}")
 
 
+def _fill(planned: matrices.Matrix, folder: Path, processes: int | None, as_json: bool) -> None:
+    """Trains the cells that are missing, then shows and writes what there is; Ctrl-C and SIGTERM keep it."""
+    interrupted: KeyboardInterrupt | None = None
+    total = len({cell.key for cell in planned.cells})
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("cells"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=err,
+    ) as progress:
+        done = total - len(matrices.missing(planned, matrices.read(folder)))
+        bar = progress.add_task("matrix", total=total, completed=done)
+        try:
+            matrices.run(planned, folder, processes, lambda run, result: progress.update(bar, advance=1))
+        except KeyboardInterrupt as stopped:
+            interrupted = stopped
+        except Exception:
+            if (folder / matrices.CELLS_FILE).exists():
+                err.print(f"stopped by an error; {_to_go_on(folder, 'matrix')}", markup=False, soft_wrap=True)
+            raise
+    results = matrices.read(folder)
+    if (folder / matrices.CELLS_FILE).exists():
+        _show_matrix(planned, matrices.grids(planned, results), folder, as_json)
+    errors = [result.error for result in results.values() if result.error is not None]
+    if errors:
+        print(f"{len(errors)} of {total} cells failed, the first with {errors[0]}", file=sys.stderr)
+    if interrupted is not None:
+        done = total - len(matrices.missing(planned, results))
+        print(f"interrupted: {done} of {total} cells are kept; {_to_go_on(folder, 'matrix')}", file=sys.stderr)
+        raise typer.Exit(128 + getattr(interrupted, "signal_number", signal.SIGINT))
+    if errors:
+        raise typer.Exit(1)
+
+
+def _show_matrix(planned: matrices.Matrix, grids: Sequence[matrices.Grid], folder: Path, as_json: bool) -> None:
+    references = [asdict(grid.rows[0][0]) for grid in grids]
+    cells = [asdict(entry) for grid in grids for row in grid.rows[1:] for entry in row]
+    settings = {**tomllib.loads(planned.base.to_toml()), **tomllib.loads(planned.to_toml())}
+    results = {"folder": str(folder), "settings": settings, "reference": references, "cells": cells}
+    (folder / "matrix.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    (folder / "matrix.md").write_text(report.matrix_markdown(grids), encoding="utf-8")
+    for grid in grids:
+        report.heat_map(grid, folder / f"matrix-q{grid.faulty}.png")
+    if as_json:
+        print(json.dumps(results, indent=2))
+        return
+    for grid in grids:
+        out.print(f"{grid.title}\n", markup=False, highlight=False, style="italic")
+        for table in report.matrix_tables(grid, out.width):
+            out.print(table, "")
+    out.print(f"test accuracy in percent; bold: the best rule. {report.MARKS}", markup=False, highlight=False)
+    print(f"matrix.md, matrix.json, pictures and cells are in {folder}")
+
+
 def _list(what: str, known: Mapping[str, Any]) -> None:
     table = Table(what, "what it is")
     for name, value in known.items():
         of_the_run = ("data", "shape", "classes")  # what tasks and models get from the run, not from the user
-        parameters = [p for p in inspect.signature(value).parameters.values() if p.name not in of_the_run]
+        left_out = (*of_the_run, *SCHEDULE)  # the second are shown once, for all faults
+        parameters = [p for p in inspect.signature(value).parameters.values() if p.name not in left_out]
         shown = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
         form = f"{name}({shown})" if shown else name
         text = (value.__doc__ or "").strip().splitlines()[0]

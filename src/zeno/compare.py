@@ -23,18 +23,20 @@ def runs(settings: Mapping[str, Any], rules: Sequence[str] = PAPER_RULES) -> dic
     settings = {**DEFAULTS, **settings}
     of_the_rules = {name: settings.pop(name) for name in RULE_SETTINGS if name in settings}
     base = from_settings({**settings, "rule": "mean"})
-    trim = of_the_rules.setdefault("trim", min(base.faulty + 1, base.workers - 1))
-    if not isinstance(trim, int) or not 0 <= trim < base.workers:
-        raise ValueError(f"A comparison needs trim from 0 to workers - 1 = {base.workers - 1}. Found trim={trim!r}.")
-    chosen = [_with_the_most_it_bears(text, of_the_rules, base.workers) for text in rules]
+    of_the_rules.setdefault("trim", min(base.faulty + 1, base.workers - 1))
+    chosen = [with_the_most_it_bears(text, of_the_rules, base.workers) for text in rules]
     return {
         WITHOUT_FAULTS: replace(base, rule=Mean(), faulty=0),
         **{describe(rule, PARTS): replace(base, rule=rule) for rule in chosen},
     }
 
 
-def _with_the_most_it_bears(text: str, settings: Mapping[str, Any], workers: int) -> Rule:
-    for trim in range(settings["trim"], 0, -1):
+def with_the_most_it_bears(text: str, settings: Mapping[str, Any], workers: int) -> Rule:
+    """The rule that the text names, told of `trim` faulty workers, or of the most that it bears of so many."""
+    most = settings["trim"]
+    if not isinstance(most, int) or not 0 <= most < workers:
+        raise ValueError(f"A comparison needs trim from 0 to workers - 1 = {workers - 1}. Found trim={most!r}.")
+    for trim in range(most, 0, -1):
         rule = make_rule(text, defaults={**settings, "trim": trim})
         with contextlib.suppress(ValueError):
             try_rule(rule, workers)

@@ -20,7 +20,8 @@ class Stop:
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self) -> None:
+    def __init__(self, note: str = "stopping after this step; once more to stop at once") -> None:
+        self.note = note  # what the first signal is answered with
         self.asked: int | None = None  # which signal did
         self._before: dict[int, Any] = {}
 
@@ -35,7 +36,7 @@ class Stop:
         if self.asked is not None:
             raise Stopped(number)
         self.asked = number
-        logging.getLogger("zeno").info("stopping after this step; once more to stop at once")
+        logging.getLogger("zeno").info(self.note)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
