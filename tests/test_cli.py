@@ -31,12 +31,13 @@ def test_compare_trains_every_rule_and_writes_the_run_folder(
 ) -> None:
     assert run(monkeypatch, "compare", *SMALL, "--faulty", 2, "--out", tmp_path / "out") == 0
     shown = capsys.readouterr().out
-    for name in ("mean without faults", "median", "krum(faulty=1)", "zeno(trim=3, batch_size=32)"):
+    for name in ("mean without faults", "median", "krum(faulty=1)", "zeno(trim=3, batch_size=32)", "zeno_auto"):
         assert name in shown
     assert f"curves.png are in {tmp_path / 'out'}" in shown.replace("\n", "")
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
     folders = sorted(folder.name for folder in (tmp_path / "out").iterdir() if folder.is_dir())
-    assert folders == ["krum-faulty-1", "mean", "mean-without-faults", "median", "zeno-trim-3-batch_size-32"]
+    own = ["krum-faulty-1", "mean", "mean-without-faults", "median", "zeno-trim-3-batch_size-32", "zeno_auto"]
+    assert folders == own
     assert all(len(read(tmp_path / "out" / folder)) == 4 for folder in folders)
 
 
@@ -75,7 +76,8 @@ def test_compare_takes_the_rule_of_a_file_in_place_of_the_one_of_its_name(
     (tmp_path / "run.toml").write_text('workers = 5\nsteps = 1\nfaulty = 1\nrule = "zeno(trim=4, batch_size=2)"\n')
     assert run(monkeypatch, "compare", tmp_path / "run.toml", "--json", "--out", tmp_path / "x[bold]y") == 0
     names = [r["name"] for r in json.loads(capsys.readouterr().out)["runs"]]
-    assert names == ["mean without faults", "mean", "median", "krum(faulty=1)", "zeno(trim=4, batch_size=2)"]
+    own = "zeno(trim=4, batch_size=2)"
+    assert names == ["mean without faults", "mean", "median", "krum(faulty=1)", "zeno_auto", own]
 
 
 def test_folders_are_printed_as_they_are_named_and_never_shared(
@@ -155,7 +157,7 @@ def test_a_folder_that_holds_something_is_never_overwritten(
 @pytest.mark.parametrize(
     ("command", "names"),
     [
-        ("rules", list(zeno.RULES)),
+        ("rules", [*zeno.RULES, "zeno_auto"]),
         ("faults", [*zeno.FAULTS, "slow(steps=1)", "chance=1.0", "redraw=False"]),
         ("tasks", [*zeno.TASKS, "small_cnn(dropout=0.25)", "dirichlet(alpha=0.5)"]),
     ],
@@ -171,7 +173,8 @@ def test_what_there_is_is_listed_with_a_line_each(
 def test_more_faulty_workers_than_the_rule_is_told_of_are_noted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert run(monkeypatch, "train", *SMALL, "--trim", 1, "--faulty", 2, "--out", tmp_path / "out") == 0
+    flags = ["--rule", "zeno", "--trim", 1, "--faulty", 2]
+    assert run(monkeypatch, "train", *SMALL, *flags, "--out", tmp_path / "out") == 0
     assert "2 workers are faulty, zeno(trim=1) is told of 1" in capsys.readouterr().err
 
 

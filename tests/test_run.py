@@ -37,7 +37,7 @@ def test_the_defaults_are_the_papers() -> None:
         ({"fault": "flip"}, "Unknown fault 'flip'"),
         ({"fault": "sign_flip(scale=0)"}, "scale as a finite number above 0"),
         ({"split": "random"}, "Unknown split 'random'"),
-        ({"rho": -1.0}, "rho as a finite number of at least 0"),
+        ({"rho": -1.0}, "rho as 'auto' or a finite number of at least 0"),
         ({"zeno_batch_size": 0}, "batch_size as a whole number of at least 1"),
         ({"server_data": 1.0}, "server_data of at least 0 and below 1"),
         ({"lr": float("nan")}, "lr that is finite and above 0"),
@@ -49,8 +49,8 @@ def test_the_defaults_are_the_papers() -> None:
         ({"stops": 3}, "Unknown setting 'stops'. Did you mean steps?"),
         ({"optimizer": "sdg"}, "Unknown optimizer 'sdg'. Did you mean sgd?"),
         ({"optimizer": "sgd(lr=1)"}, "Set lr instead"),
-        ({"rule": "zeno(rho='high')"}, "needs rho as a finite number"),
-        ({"rho": "high"}, "needs rho as a finite number"),
+        ({"rule": "zeno(rho='high')"}, "needs rho as 'auto' or a finite number"),
+        ({"rho": "high"}, "needs rho as 'auto' or a finite number"),
         ({"optimizer": "sgd(momentum='x')"}, "cannot be made"),
         ({"optimizer": "sgd(0.5)"}, "need their names"),
         ({"schedule": "steplr(step_size=0)"}, "A run cannot use"),
@@ -144,10 +144,20 @@ def test_a_comparison_tells_each_rule_of_as_many_faulty_workers_as_it_bears() ->
     assert all(run.faulty == 12 for name, run in compared.items() if name != WITHOUT_FAULTS)
     assert runs({"faulty": 19}, ["zeno"])["zeno(trim=19, batch_size=32)"].faulty == 19
     assert "zeno(trim=3, batch_size=8)" in runs({"trim": 3, "zeno_batch_size": 8}, ["zeno"])
-    for trim in (20, 25, -3, "5"):
+    for trim in (20, 25, -3, "some"):
         with pytest.raises(ValueError, match="A comparison needs trim from 0 to workers - 1 = 19"):
             runs({"trim": trim}, ["zeno"])
     assert "zeno(trim=5, batch_size=128)" in runs({"trim": 3}, ["zeno(trim=5, batch_size=128)"])
+    assert runs({"trim": 3}, ["zeno_auto"])["zeno_auto"].rule == zeno.Zeno.auto()  # which is told nothing
+
+
+def test_the_command_line_leaves_to_zeno_what_nobody_says() -> None:
+    assert from_settings({}).rule == zeno.Zeno.auto()
+    assert from_settings({"trim": "13", "rho": "5e-4"}).rule == zeno.Zeno.auto(trim=13, rho=5e-4)
+    assert from_settings({"rule": "zeno", "trim": "auto"}).rule == zeno.Zeno(trim="auto")
+    assert from_settings({"rule": "zeno_auto(memory=0.9)"}).rule == zeno.Zeno.auto(memory=0.9)
+    text = from_settings({}).to_toml()
+    assert "zeno(trim='auto', rho='auto', batch_size='auto', memory=0.97, warm_up=20)" in text
 
 
 def test_a_rule_that_asks_for_the_servers_own_gradient_can_be_tried() -> None:

@@ -188,9 +188,9 @@ def test_a_trial_says_what_the_rule_would_do_and_changes_nothing(monkeypatch: py
     drawn: list[tuple[str, int]] = []
     draw = zeno.Server._draw
 
-    def drawing(self: zeno.Server, role: str, step: int, size: int) -> zeno.Batch:
+    def drawing(self: zeno.Server, role: str, step: int, size: int, number: int = 0) -> zeno.Batch:
         drawn.append((role, size))
-        return draw(self, role, step, size)
+        return draw(self, role, step, size, number)
 
     monkeypatch.setattr(zeno.Server, "_draw", drawing)
     one = server([GOOD, 3 * GOOD, -GOOD], zeno.Zeno(trim=1, batch_size=8))

@@ -32,7 +32,7 @@ def test_objects_are_built_with_defaults_and_overrides() -> None:
 def test_what_does_not_fit_says_what_would() -> None:
     with pytest.raises(ValueError, match=r"Unknown rule 'zen'. Did you mean zeno\? There are: mean, median"):
         build("rule", "zen", zeno.RULES)
-    with pytest.raises(ValueError, match=r"does not fit zeno\(trim, rho=0.0005, batch_size=4, score='exact'\).*'trum'"):
+    with pytest.raises(ValueError, match=r"does not fit zeno\(trim, rho=0.0005, batch_size=4, .*'trum'"):
         build("rule", "zeno(trum=3)", zeno.RULES)
     with pytest.raises(ValueError, match=r"does not fit krum\(faulty\).*missing a required argument: 'faulty'"):
         build("rule", "krum", zeno.RULES)

@@ -26,8 +26,8 @@ from zeno.data import SPLITS
 from zeno.faults import FAULTS, SCHEDULE, Fault
 from zeno.models import MODELS
 from zeno.records import RECORDS_FILE, RUN_FILE, Record, read, summarize
-from zeno.rules import PARTS, PRE_AGGREGATORS, RULES, Zeno, bears
-from zeno.run import PAPER_TRIM, REGISTRIES, Run, from_settings, kind_of
+from zeno.rules import PRE_AGGREGATORS, PRESETS, RULES, Zeno, bears
+from zeno.run import DEFAULT_RULE, PAPER_TRIM, REGISTRIES, Run, from_settings, kind_of, name_of
 from zeno.setup import ONLY_RAY, Setup, setup_from, without_setup
 from zeno.spec import describe, find, parse, split
 from zeno.tasks import TASKS, data_folder
@@ -102,18 +102,17 @@ def _flags(changed: Mapping[str, Any], setup: bool) -> dict[str, inspect.Paramet
 
     for f in (*fields(Run), *(fields(Setup) if setup else ())):
         default = describe(f.default, REGISTRIES[f.name]) if f.name in REGISTRIES else f.default
+        default = DEFAULT_RULE if f.name == "rule" else default
         add(f.name, kind_of(f), default, f.metadata["panel"], f.metadata["help"])
         if f.name == "rule":
             text = "Candidates the rule gives up as faulty (b): trim or faulty of the rule, and of what is before it."
-            add("trim", int, PAPER_TRIM, "Rule", text)
-            add("rho", float, Zeno.rho, "Rule", "Weight of Zeno's penalty on the size of a candidate.")
-            add(
-                "zeno_batch_size",
-                int,
-                Zeno.batch_size,
-                "Rule",
-                "Samples of the server's own: those that Zeno scores on (n_r), or of its own gradient.",
+            add("trim", str, f"{PAPER_TRIM}; zeno_auto: auto", "Rule", text)
+            text = "Weight of Zeno's penalty on the size of a candidate; auto: measured by the server's own gradient."
+            add("rho", str, f"{Zeno.rho}; zeno_auto: auto", "Rule", text)
+            text = (
+                "Samples of the server's own: those that Zeno scores on (n_r), or of its own gradient; auto: as needed."
             )
+            add("zeno_batch_size", str, f"{Zeno.batch_size}; zeno_auto: auto", "Rule", text)
     return result
 
 
@@ -151,7 +150,7 @@ def train(
         raise ValueError(f"The run in {resume} has a task of your own. Resume it in Python, by zeno.train.")
     run = from_settings(without_setup(everything))
     folder = resume or _new_folder(out_folder, "train")
-    _execute({describe(run.rule, PARTS): run}, setup_from(everything), folder, as_json, resume is not None)
+    _execute({name_of(run.rule): run}, setup_from(everything), folder, as_json, resume is not None)
 
 
 @app.command()
@@ -159,7 +158,7 @@ def train(
 def compare(
     file: Path | None = FILE,
     rule: list[str] | None = typer.Option(
-        None, help="A rule to compare; repeat for more.", show_default=", ".join(comparison.PAPER_RULES)
+        None, help="A rule to compare; repeat for more.", show_default=", ".join(comparison.RULES)
     ),
     out_folder: Path | None = OUT,
     as_json: bool = JSON,
@@ -171,7 +170,7 @@ def compare(
     Without arguments: handwritten digits, 20 workers, 12 of them with flipped labels; under a minute.
     """
     from_file = _read_toml(file)
-    rules = list(comparison.PAPER_RULES)
+    rules = list(comparison.RULES)
     if "rule" in from_file:  # stands in for the one of its name
         own = str(from_file.pop("rule"))
         rules = [name for name in rules if name != parse(split(own)[-1])[0]] + [own]
@@ -227,6 +226,7 @@ def matrix(
 def rules() -> None:
     """List the rules: what makes one update of the candidates."""
     _list("rule", RULES)
+    _list("preset", PRESETS)
     _list("before a rule, as in nnm+median", PRE_AGGREGATORS)
 
 

@@ -22,7 +22,7 @@ from zeno.faults import FAULTS, Crash, Fault
 from zeno.processes import Died, in_processes
 from zeno.records import summarize
 from zeno.rules import PARTS, RULES, Mean, Rule
-from zeno.run import RULE_SETTINGS, Run, from_settings
+from zeno.run import RULE_SETTINGS, Run, from_settings, number_or_text
 from zeno.spec import describe
 from zeno.stop import Stop, Stopped
 from zeno.train import train
@@ -43,6 +43,7 @@ DEFAULTS: Mapping[str, Any] = {
         "nnm+trimmed_mean",
         "fltrust",
         "zeno",
+        "zeno_auto",
     ),
     "fault": (ALL,),
     "faulty": (8, 12, 16, 19),
@@ -113,7 +114,7 @@ def plan(settings: Mapping[str, Any]) -> Matrix:
         fault = from_settings({"rule": "mean", "fault": text}).fault
         faults.setdefault(describe(fault, FAULTS), fault)
     faulty, seeds = _list(shared.pop("faulty")), shared.pop("seeds")
-    of_the_rules = {name: shared.pop(name) for name in RULE_SETTINGS if name in shared}
+    of_the_rules = {name: number_or_text(shared.pop(name)) for name in RULE_SETTINGS if name in shared}
     shared.setdefault("eval_every", shared["steps"])
     base = from_settings({**shared, "rule": "mean"})
     for q in faulty:

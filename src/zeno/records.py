@@ -28,6 +28,8 @@ class Record:
     lr: float
     kept: list[bool] | None  # for each worker; None when the step was skipped
     scores: list[float | None] | None  # for each worker, None for the unusable; None when the rule does not rank
+    standing: list[float] | None = None  # for each worker, by many steps; None when the rule remembers none
+    samples: int | None = None  # of the server's own that candidates were scored on, where the rule chose it
     errors: dict[int, str] = field(default_factory=dict)  # worker -> what was wrong with its reply
     late: list[int] = field(default_factory=list)  # workers whose reply to an earlier step came now, and was dropped
     skipped: str | None = None  # why the step made no update

@@ -1,8 +1,9 @@
 """Everything that decides a result, in one place; in Python, in a TOML file and on the command line alike."""
 
+import ast
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -15,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from zeno.data import IID, SPLITS, Split
 from zeno.faults import FAULTS, Fault, LabelFlip, Schedule, together
 from zeno.problem import PRECISIONS
-from zeno.rules import PARTS, RULES, Rule, Zeno, chain
+from zeno.rules import PARTS, PRESETS, RULES, Rule, Zeno, chain
 from zeno.spec import NOTHING, build, describe, find, parse, split
 from zeno.tasks import Task
 
@@ -29,6 +30,7 @@ SCHEDULES: dict[str, Callable[..., LRScheduler]] = {
 }
 
 REGISTRIES: dict[str, Mapping[str, Any]] = {"rule": PARTS, "fault": FAULTS, "split": SPLITS}
+DEFAULT_RULE = "zeno_auto"  # of the command line; that of `Run` is the paper's
 PAPER_TRIM = 4  # b, for Krum and for Zeno, where no worker is faulty
 RULE_SETTINGS = {  # settings of the rule that have a flag of their own -> its parameters of that meaning
     "trim": ("trim", "faulty"),
@@ -169,9 +171,17 @@ def from_settings(settings: Mapping[str, Any]) -> Run:
         values["split"] = build("split", values["split"], SPLITS)
     if "fault" in values:
         values["fault"] = make_fault(values["fault"])
-    rule_settings = {name: settings[name] for name in RULE_SETTINGS if name in settings}
-    values["rule"] = make_rule(values.get("rule", "zeno"), rule_settings)
+    rule_settings = {name: number_or_text(settings[name]) for name in RULE_SETTINGS if name in settings}
+    values["rule"] = make_rule(values.get("rule", DEFAULT_RULE), rule_settings)
     return Run(**values)
+
+
+def number_or_text(value: object) -> object:
+    """What the command line has as text: 13, 5e-4 or auto."""
+    try:
+        return ast.literal_eval(value) if isinstance(value, str) else value
+    except (ValueError, SyntaxError):
+        return value
 
 
 def check_kind(name: str, kind: object, value: object) -> None:
@@ -196,6 +206,9 @@ class _Zeros:
     def gradient(self) -> Tensor:
         return torch.zeros(1)
 
+    def parts(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
+        return torch.zeros(len(candidates), min(2, samples))
+
 
 def make_fault(text: str) -> Fault:
     """The fault that the text names, or several: `label_flip(on=8)+crash`."""
@@ -203,12 +216,24 @@ def make_fault(text: str) -> Fault:
     return together(*parts) if len(parts) > 1 else parts[0]
 
 
+def _without_preset(text: str) -> str:
+    """The rule that the name of a preset stands for."""
+    name, _, _ = parse(text)
+    return text if name not in PRESETS else describe(build("rule", text, PRESETS), PARTS)
+
+
+def name_of(rule: Rule) -> str:
+    """The shortest text that makes this rule."""
+    preset = next((name for name, make in PRESETS.items() if make() == rule), None)
+    return preset or describe(rule, PARTS)
+
+
 def make_rule(text: str, settings: Mapping[str, Any] = NOTHING, defaults: Mapping[str, Any] = NOTHING) -> Rule:
     """The rule, or the chain of parts, that the text names.
 
     Settings win over the text, for every part that has a parameter of that meaning; defaults fill in what is left out.
     """
-    texts = split(text)
+    texts = [_without_preset(part) for part in split(text)]
     kinds = [find("rule", parse(part)[0], PARTS) for part in texts]
     if kinds[-1] not in RULES.values():
         raise ValueError(f"The rule {text!r} makes no update. End it with one that does, such as {text}+mean.")

@@ -5,7 +5,7 @@ type, or not finite is a fault of that worker only: its row stays NaN, and the r
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +22,7 @@ from zeno.data import Batch, Dataset, draw, generator
 from zeno.problem import Oracle, Problem
 from zeno.rules import Aggregate, Rule, TooFewUsable, bears
 from zeno.rules.memory import all_finite
+from zeno.rules.standing import PARTS
 from zeno.scoring import Scorer, ThreadScorer
 
 STATISTICS_SAMPLES = 256  # of the server's own, for the running statistics of each step
@@ -77,10 +78,7 @@ class Server:
         params = self.params.detach()
         clock = _Clock()
 
-        def oracle() -> Oracle:
-            return self.problem.at(params, lr, self._draw("score", step, getattr(self.rule, "batch_size", 4)))
-
-        descent = _Asked(lr, oracle, clock, self.candidates, self._scorer)
+        descent = _Asked(lr, self._oracles("score", params, lr, step), clock, self.candidates, self._scorer)
         with clock("gradients"):
             errors, late = self._collect(params, step, descent)
         aggregate, skipped = None, None
@@ -106,9 +104,9 @@ class Server:
         None: it would skip the step. Nothing is changed by it. For faults that know the rule.
         """
         lr = float(self.optimizer.param_groups[0]["lr"])
-        own = self._draw("trial", step, getattr(self.rule, "batch_size", 4))
+        oracles = self._oracles("trial", self.params.detach(), lr, step)
         try:
-            return self.rule(candidates, self.problem.at(self.params.detach(), lr, own), self.state).update
+            return self.rule(candidates, _Asked(lr, oracles, _Clock(), self.candidates, None), self.state).update
         except TooFewUsable:
             return None
 
@@ -158,8 +156,13 @@ class Server:
             self.candidates[worker] = torch.nan
         return errors, late
 
-    def _draw(self, role: str, step: int, size: int) -> Batch:
-        return self.dataset.batch(draw(self.samples, size, generator(self.seed, role, step=step)))
+    def _oracles(self, role: str, params: Tensor, lr: float, step: int) -> "Oracles":
+        """What fresh samples say: of number 0 as many as the rule works with, of the others as many as it asks for."""
+        usual = getattr(self.rule, "samples", getattr(self.rule, "batch_size", 4))
+        return lambda number=0, size=usual: self.problem.at(params, lr, self._draw(role, step, size, number))
+
+    def _draw(self, role: str, step: int, size: int, number: int = 0) -> Batch:
+        return self.dataset.batch(draw(self.samples, size, generator(self.seed, role, number, step)))
 
     def _refresh_buffers(self, step: int) -> None:
         if self.problem.norms:
@@ -184,6 +187,10 @@ def error_in(reply: Reply, step: int, params: Tensor) -> str | None:
     return None
 
 
+Oracles = Callable[..., Oracle]
+"""(number, samples) -> what that many samples, fresh for each number, say."""
+
+
 class _Asked:
     """The oracle as a rule sees it, its time on the clock; it knows the candidates that were scored on arrival.
 
@@ -191,15 +198,14 @@ class _Asked:
     gradient to them.
     """
 
-    def __init__(
-        self, lr: float, make: Callable[[], Oracle], clock: "_Clock", own: Tensor, scorer: Scorer | None
-    ) -> None:
+    def __init__(self, lr: float, make: Oracles, clock: "_Clock", own: Tensor, scorer: Scorer | None) -> None:
         self.lr = lr
         self._make = make
         self._clock = clock
         self._own = own  # the candidates [m, d] that arrive
         self._scorer = scorer
         self._begun = False
+        self._drawn = 0
 
     def arrived(self, worker: int) -> None:
         """The candidate of this worker is in its row, and may be scored."""
@@ -214,6 +220,12 @@ class _Asked:
             if self._scorer is not None and self._begun and candidates.data_ptr() == self._own.data_ptr():
                 return self._scorer.descents().to(candidates.device)
             return self._oracle(candidates)
+
+    def parts(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
+        """The descents [m, p] on that many samples that nothing was scored on before, in equal parts."""
+        self._drawn += 1
+        with self._clock("scores"):
+            return self._make(self._drawn, samples).in_parts(candidates, min(PARTS, samples))
 
     def gradient(self) -> Tensor:
         with self._clock("scores"):

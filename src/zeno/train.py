@@ -221,6 +221,8 @@ def _record(
         lr=outcome.lr,
         kept=aggregate.kept.tolist() if aggregate else None,
         scores=finite(aggregate.scores.tolist()) if scored else None,  # type: ignore[union-attr]
+        standing=aggregate.standing.tolist() if aggregate and aggregate.standing is not None else None,
+        samples=aggregate.samples if aggregate else None,
         errors=outcome.errors,
         late=outcome.late,
         skipped=outcome.skipped,

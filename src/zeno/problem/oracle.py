@@ -16,7 +16,7 @@ from zeno.data import Batch
 if TYPE_CHECKING:
     from zeno.problem.problem import Problem
 
-OWN_STATISTICS_FROM = 32
+OWN_STATISTICS_FROM = 16
 """Scores on at least this many samples normalise with the samples' own statistics, as the gradients did.
 
 The running ones belong to x, not to x - lr * u, and rank candidates worse; but fewer samples have statistics
@@ -45,15 +45,22 @@ class Oracle:
 
         NaN for a candidate that is not finite.
         """
-        losses = torch.empty(len(candidates), dtype=torch.float64)
-        start, seconds = self._start
+        return self.in_parts(candidates, 1)[:, 0]
 
-        def loss_after(problem: "Problem", row: int) -> float:
+    def in_parts(self, candidates: Tensor | Sequence[Tensor], parts: int) -> Tensor:
+        """The descents on each of so many equal parts of the samples: [m, parts], float64.
+
+        How far they differ shows how far their mean can be trusted. Samples that are left over are in no part.
+        """
+        losses = torch.empty(len(candidates), parts, dtype=torch.float64)
+        start, seconds = self._start(parts)
+
+        def loss_after(problem: "Problem", row: int) -> list[float]:
             u, flat = candidates[row].detach(), problem.flat
             torch.add(self.params, u, alpha=-self.lr, out=flat)
             # x - lr * u is in the cache, and its sum tells: only if that is not finite is each number looked at.
             finite = bool(flat.sum().isfinite()) or bool(u.isfinite().all())
-            return problem.loss_here(self.batch) if finite else float("nan")
+            return problem.losses_here(self.batch, parts) if finite else [float("nan")] * parts
 
         at_once = min(torch.get_num_threads(), len(candidates)) if seconds > WORTH_A_THREAD else 1
         places = self.problem.replicas(at_once, self.batch)
@@ -61,7 +68,7 @@ class Oracle:
             for problem in places:
                 modes.enter_context(self._scoring(problem))
             for row, loss in side_by_side(loss_after, places, range(len(candidates))):
-                losses[row] = loss
+                losses[row] = torch.tensor(loss, dtype=torch.float64)
         if places == [self.problem]:
             self.problem.load(self.params)
         return (start - losses).to(self.params.device)
@@ -75,12 +82,18 @@ class Oracle:
         with one_thread(), self._scoring(self.problem):
             return self.problem.gradient_here(self.batch)
 
+    def _start(self, parts: int) -> tuple[Tensor, float]:
+        """f_r(x) on each part, and the seconds it took; worked out once."""
+        if parts not in self._starts:
+            with one_thread(), self._scoring(self.problem):
+                began = time.perf_counter()
+                losses = self.problem.losses_here(self.batch, parts)
+                self._starts[parts] = torch.tensor(losses, dtype=torch.float64), time.perf_counter() - began
+        return self._starts[parts]
+
     @cached_property
-    def _start(self) -> tuple[float, float]:
-        """f_r(x), and the seconds it took."""
-        with one_thread(), self._scoring(self.problem):
-            began = time.perf_counter()
-            return self.problem.loss_here(self.batch), time.perf_counter() - began
+    def _starts(self) -> dict[int, tuple[Tensor, float]]:
+        return {}
 
     @contextlib.contextmanager
     def _scoring(self, problem: "Problem") -> Iterator[None]:

@@ -172,13 +172,22 @@ class Problem:
 
     def loss_here(self, batch: Batch) -> float:
         """The loss with the model as it is, from the outputs on in float64: scores are far smaller than losses."""
+        return self.losses_here(batch, 1)[0]
+
+    def losses_here(self, batch: Batch, parts: int) -> list[float]:
+        """The loss of each of so many equal parts of the batch; samples that are left over are in none."""
+        size = len(batch.targets) // parts
         with torch.no_grad():
             outputs, targets = self._outputs(batch.inputs), batch.targets
-            try:
-                precise = targets.double() if targets.is_floating_point() else targets
-                return float(self.loss_of(outputs.double(), precise))
-            except RuntimeError:  # a loss with float32 weights of its own
-                return float(self.loss_of(outputs, targets))
+            losses = []
+            for part in (slice(k * size, (k + 1) * size) for k in range(parts)):
+                own = targets[part]
+                try:
+                    precise = own.double() if own.is_floating_point() else own
+                    losses.append(float(self.loss_of(outputs[part].double(), precise)))
+                except RuntimeError:  # a loss with float32 weights of its own
+                    losses.append(float(self.loss_of(outputs[part], own)))
+            return losses
 
     def gradient_here(self, batch: Batch, precision: str = "float32") -> Tensor:
         """The gradient [d] with the model as it is."""

@@ -1,5 +1,7 @@
 """WHAT the server believes: pure functions of the candidates, one rule a file."""
 
+from collections.abc import Callable
+
 from zeno.rules.arc import ARC
 from zeno.rules.arrivals import Arrivals
 from zeno.rules.bucketing import Bucketing
@@ -56,6 +58,9 @@ PRE_AGGREGATORS: dict[str, type[PreAggregator]] = {
     "arc": ARC,
 }
 
+PRESETS: dict[str, Callable[..., Rule]] = {"zeno_auto": Zeno.auto}
+"""Names for rules with settings that measure best."""
+
 PARTS: dict[str, type[Rule] | type[PreAggregator]] = {**PRE_AGGREGATORS, **RULES}
 """What `nnm+trimmed_mean` is made of."""
 
@@ -66,6 +71,7 @@ __all__ = [
     "MDA",
     "NNM",
     "PARTS",
+    "PRESETS",
     "PRE_AGGREGATORS",
     "RULES",
     "SMEA",

@@ -17,6 +17,8 @@ class Arrivals:
     """
 
     def __init__(self, rule: Zeno, workers: int, descent: Descent) -> None:
+        if not rule.plain or not isinstance(rule.trim, int):
+            raise ValueError(f"Arrivals needs a Zeno that is told all it needs, and has no memory. Found {rule}.")
         check_more(rule, "trim", rule.trim, workers)
         self.rule, self.descent = rule, descent
         self._alone = replace(rule, trim=0)

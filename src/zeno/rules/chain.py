@@ -28,7 +28,7 @@ class Chain(OnRows):
     @property
     def batch_size(self) -> int:
         """Samples of the server's own that the rule at the end works with."""
-        return int(getattr(self.rule, "batch_size", 1))
+        return int(getattr(self.rule, "samples", getattr(self.rule, "batch_size", 1)))
 
     def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
         states = list(state) if isinstance(state, tuple) else [None] * len(self.parts)

@@ -54,6 +54,11 @@ class Rows:
         return self.m if self._on_trust else len(self.chosen)
 
     @property
+    def mixed_up(self) -> bool:
+        """Whether a row is anything but one candidate as it came."""
+        return self._mix is not None
+
+    @property
     def size(self) -> int:
         """How many rows there are, and one for each unusable candidate."""
         plain = self._mix is None and self._chosen is None

@@ -16,8 +16,9 @@ from torch import Tensor
 Descent = Callable[[Tensor], Tensor]
 """Candidates [m, d] -> [m], by how much each of them lowers the loss on samples of the server's own.
 
-A rule may also ask it for `gradient()` [d], the server's own gradient on these samples, and for `lr`, the step
-that was tried; `zeno.Problem.at` has both.
+A rule may also ask it for `gradient()` [d], the server's own gradient on these samples, for `lr`, the step that was
+tried, and for `parts(candidates, samples)` [m, p], the descents on that many fresh samples, in p equal parts;
+`zeno.Problem.at` has the first two.
 """
 
 
@@ -28,6 +29,8 @@ class Aggregate(NamedTuple):
     scores: Tensor | None  # [m], higher is more trusted; None where the rule does not rank
     kept: Tensor  # [m] bool: the candidates that the update was made from
     state: object = None  # what the rule wants back at the next step
+    standing: Tensor | None = None  # [m], higher is more trusted, by many steps; None where the rule remembers none
+    samples: int | None = None  # of the server's own that candidates were scored on, where the rule chose it
 
 
 class Rule(Protocol):
