@@ -137,7 +137,8 @@ def test_nobody_has_to_say_how_many_are_faulty(faulty: int) -> None:
     quality = torch.where(torch.arange(M) < faulty, -1.0, 1.0)
     kept, _ = kept_over(zeno.Zeno.auto(), [Noisy(quality, noise=2.0, seed=s) for s in range(100)])
     assert kept[20:, :faulty].float().sum() <= 0.02 * 80 * M
-    assert kept[20:, faulty:].float().mean() > 0.6
+    assert kept[20:, faulty:].float().mean() > 0.4  # those that stand close to the best
+    assert kept[20:, faulty:].any(dim=1).all()
 
 
 def test_the_server_goes_its_own_way_until_it_knows_its_workers() -> None:
@@ -195,6 +196,19 @@ def test_what_is_far_larger_than_the_servers_own_gradient_is_not_believed(scale:
     assert kept[:, 19].all()
     kept, _ = kept_over(zeno.Zeno(trim=19, rho=0.0, batch_size=8), [Noisy(quality, 0.1)], rows)
     assert kept[0, :19].any()  # a rule without the penalty falls for it
+
+
+def test_a_huge_candidate_is_out_also_while_the_good_one_is_not_scored() -> None:
+    """Nineteen that behave for a while, and then all send something huge at the steps at which they alone are asked."""
+    rule, state = zeno.Zeno.auto(warm_up=0), None
+    for step in range(80):
+        huge = step >= 40 and step % 2 == 0
+        rows = candidates([300.0 if huge else 1.0] * 19 + [1.0])
+        quality = one_good(19, 1.0, 1.2 if step < 40 else -1.0)
+        result = rule(rows, Noisy(quality, 0.5, step), state)
+        assert not (huge and result.kept[:19].any())
+        assert result.update.norm() < 2
+        state = result.state
 
 
 def test_samples_are_spent_while_it_is_unclear_who_is_good() -> None:

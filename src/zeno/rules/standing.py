@@ -6,9 +6,8 @@ Copies of one another count once: they are one candidate, however many workers s
 
 What keeps it sound:
 
-- How much the past says is measured: the slope by which standings foretold the ranks of the steps since. Where other
-  workers are faulty at every step it falls to 0, and the ranks of the step decide alone, as far as two halves of the
-  samples agree on them.
+- How much the present says beyond the past is measured: by how far two halves of the samples agree on the ranks of a
+  step, less what standings had foretold of them. Where other workers are faulty at every step, the step decides.
 - A step's own scores can veto: a candidate whose score is lower than the best worker's beyond doubt is out at this
   step, whatever its standing. Doubt is measured on the parts that the samples are split into.
 - A worker that sends nothing keeps its standing. One that is mended comes back as its low ranks fade.
@@ -25,7 +24,7 @@ from torch import Tensor
 
 PARTS = 8  # that samples are split into, to see how far scores can be trusted
 FAR = 0.5  # of the best score: a difference that makes a full rank
-CLOSE, WIDE = 0.15, 0.25  # how far below the best a standing may be to be kept: at least, and at most
+CLOSE, WIDE = 0.3, 0.25  # below the best that is still kept: at least this / sqrt(distinct candidates); at most
 DOUBT = 2.0  # standard errors of a standing that it may be below, in between
 SURE = 4.0  # standard errors that make a veto
 SMALL, LARGE = 2.0, 10.0  # squared norms, in those of the server's own gradient: not suspicious, and not to be used
@@ -46,6 +45,7 @@ class Standing:
     kept: Tensor  # [m] bool: at the last step
     foretold: float = 0.0  # decayed sum of standing * rank, both centred
     spread: float = 0.0  # decayed sum of standing squared, centred
+    moved: float = 0.0  # decayed sum of rank squared, centred, at the same steps
     shared: float = 0.0  # decayed sum of rank * rank, from one half of the samples and from the other, both centred
     scatter: float = 0.0  # decayed sum of a rank from half of the samples squared, centred
     noise: float = 0.0  # mean square of a rank around its standing
@@ -90,15 +90,30 @@ class Standing:
         halves = min(1.0, max(0.0, self.shared / self.scatter))
         return 2 * halves / (1 + halves)
 
+    @property
+    def news(self) -> float:
+        """The share of a rank that is neither chance nor was foretold: 0 none, 1 all."""
+        foretold = min(0.99, max(0.0, self.foretold / self.moved)) if self.moved > 0 else 0.0
+        return max(0.0, self.reliable - foretold) / (1 - foretold)
+
     def asked(self, usable: Tensor) -> Tensor:
         """[m] bool: whose candidates are worth a score at this step.
 
-        All, until it is clear who is good; then those that were kept, and every second of the others in turn.
+        All, until it is clear who is good; then those that were kept, the quarter that stands best, and every second
+        of the others in turn.
         """
+        m = len(usable)
         if self.steps < 2 * EARLY or self.tells < 0.5:
             return usable
-        in_turn = (torch.arange(len(usable)) + self.steps) % 2 == 0
-        return usable & (self.kept | in_turn)
+        in_turn = (torch.arange(m) + self.steps) % 2 == 0
+        best = self.mean >= self.mean.sort(descending=True).values[m // 4]
+        asked = usable & (self.kept | best | in_turn)
+        return asked if bool(asked.any()) else usable
+
+    def too_large(self, norms: Tensor) -> Tensor:
+        """[m] bool: candidates that nobody should follow, unless all are like that."""
+        large = norms > LARGE * self.size
+        return large if bool((norms <= LARGE * self.size).any()) else torch.zeros_like(large)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,9 +129,9 @@ class Verdict:
 
 def judge(
     before: Standing,
-    descents: Tensor,  # [m, p], NaN for those that were not asked
+    descents: Tensor,  # [m, p], NaN for those without
     norms: Tensor,  # [m] squared
-    asked: Tensor,  # [m] bool
+    asked: Tensor,  # [m] bool: those without a descent among them rank last, the others are not judged
     fade: float,  # of the ranks, from step to step
     trim: int | None,  # None: keep all that stand close to the best
     rho: float | None,  # None: a candidate as large as the server's own gradient pays a whole best descent
@@ -125,8 +140,6 @@ def judge(
     m = len(norms)
     mean = descents.mean(dim=1)
     usable = asked & descents.isfinite().all(dim=1)
-    if rho is None and bool((usable & (norms <= LARGE * before.size)).any()):
-        usable &= norms <= LARGE * before.size
     best = _largest(mean, usable & (norms <= SMALL * before.size) if rho is None else usable, usable)
     penalty = norms * (best / max(before.size, 1e-300) if rho is None else rho)
     copy_of = _copies(mean, norms)
@@ -143,9 +156,12 @@ def judge(
     known = usable & (before.weights > 0)
     if fade > 0 and int(known.sum()) > 1:
         after = _with_what_was_foretold(after, before, rank, known, distinct)
-    tells = after.tells if fade > 0 else 0.0
-    of_the_step = after.reliable * rank
-    key = torch.where(known, tells * after.mean + (1 - tells) * of_the_step, after.mean if fade > 0 else of_the_step)
+    if trim is None:
+        news = after.news if before.steps >= EARLY else 0.0
+        key = (1 - news) * after.mean + news * rank
+    else:  # only the order counts: where the past says nothing, that of the step
+        tells = after.tells if fade > 0 else 0.0
+        key = torch.where(known, tells * after.mean + (1 - tells) * after.reliable * rank, after.mean)
     key = key.where(usable, -torch.inf)
 
     order = key.argsort(descending=True, stable=True).tolist()
@@ -153,7 +169,8 @@ def judge(
     vetoed = _vetoed(relative, usable, order)
     if trim is None:
         seen = (after.weights.square() / after.squares.clamp(min=1e-300)).max()  # ranks that a standing is the mean of
-        within = min(WIDE, max(CLOSE, DOUBT * math.sqrt(after.noise / max(1.0, float(seen)))))
+        doubt = DOUBT * math.sqrt(after.noise / max(1.0, float(seen)))
+        within = min(WIDE, max(CLOSE / math.sqrt(max(1, int(distinct.sum()))), doubt))
         allowed = usable & ~vetoed if bool((usable & ~vetoed).any()) else usable
         kept = allowed & (key >= key[allowed].max() - within) if bool(usable.any()) else usable
     else:
@@ -193,12 +210,13 @@ def _with_what_was_foretold(
     noise = scatter if before.noise == 0 else FADE * before.noise + (1 - FADE) * scatter
     if before.steps < EARLY:
         return replace(after, noise=noise)
-    standing = before.mean[known] - before.mean[known].mean()
+    standing, moved = (values[known] - values[known].mean() for values in (before.mean, rank))
     return replace(
         after,
         noise=noise,
-        foretold=FADE * before.foretold + float((standing * (rank[known] - rank[known].mean())).sum()),
+        foretold=FADE * before.foretold + float((standing * moved).sum()),
         spread=FADE * before.spread + float(standing.square().sum()),
+        moved=FADE * before.moved + float(moved.square().sum()),
     )
 
 

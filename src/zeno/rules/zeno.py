@@ -115,13 +115,14 @@ class Zeno(OnRows):
         before = Standing.of(state, m)
         if self.rho == AUTO:
             before = self._sized(before, descent, rows.d)
-        asked = before.asked(usable) if self.batch_size == AUTO else usable
-        if not bool(asked.any()):
-            raise TooFewUsable(self, 1 if self.trim == AUTO else m - int(self.trim), asked)
-        verdict, used, credit = self._weighed(before, rows, descent, norms, asked)
-        kept, found = verdict.kept, int((verdict.key > -torch.inf).sum())
+        large = before.too_large(norms) if self.rho == AUTO else torch.zeros_like(usable)
+        asked = before.asked(usable & ~large) if self.batch_size == AUTO else usable & ~large
         needed = 1 if self.trim == AUTO else m - int(self.trim)
-        if found < needed:
+        if not bool(asked.any()):
+            raise TooFewUsable(self, needed, asked)
+        verdict, used, credit = self._weighed(before, rows, descent, norms, asked, large)
+        kept = verdict.kept
+        if int((verdict.key > -torch.inf).sum()) < needed:
             raise TooFewUsable(self, needed, verdict.key > -torch.inf)
         votes = kept.double()
         if self.trim == AUTO:  # of copies only one counts
@@ -138,13 +139,13 @@ class Zeno(OnRows):
         return result._replace(standing=verdict.after.mean, samples=used)
 
     def _weighed(
-        self, before: Standing, rows: Rows, descent: Descent | None, norms: Tensor, asked: Tensor
+        self, before: Standing, rows: Rows, descent: Descent | None, norms: Tensor, asked: Tensor, large: Tensor
     ) -> tuple[Verdict, int, float]:
         """The verdict, the samples it took, and the credit that is left."""
         trim, rho = (None if value == AUTO else value for value in (self.trim, self.rho))
 
         def verdict_on(parts: Tensor) -> Verdict:
-            return judge(before, parts, norms, asked, self.memory, trim, rho)  # type: ignore[arg-type]
+            return judge(before, parts, norms, asked | large, self.memory, trim, rho)  # type: ignore[arg-type]
 
         if self.batch_size != AUTO:
             return verdict_on(self._parts(rows, descent, asked, self.samples)), self.samples, before.credit
@@ -177,7 +178,7 @@ class Zeno(OnRows):
                 "Pass a function parts(candidates, samples) that returns [m, p], or a number as batch_size."
             )
         found[list(rows.chosen), 0] = self._descents(rows, descent).cpu()
-        return found
+        return found.where(asked[:, None], torch.nan)
 
     def _sized(self, before: Standing, descent: Descent | None, d: int) -> Standing:
         """With the size of the server's own gradient, which no worker can change."""
