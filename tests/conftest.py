@@ -1,11 +1,15 @@
 """One thread: the tensors of the tests are small, and the tests share their cores with whatever else runs."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from zeno.cluster.ray import Session
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job: children would never hear of Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)
 
