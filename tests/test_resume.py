@@ -212,7 +212,20 @@ def start(folder: Path, *flags: str) -> "subprocess.Popen[str]":
         "import torch; torch.set_num_threads(1); from zeno.cli import main; main()",
         "train",
     ]
-    settings = ["--workers", "5", "--faulty", "2", "--trim", "2", "--model", "small_cnn", "--eval-samples", "50"]
+    settings = [
+        "--workers",
+        "5",
+        "--faulty",
+        "2",
+        "--rule",
+        "zeno",
+        "--trim",
+        "2",
+        "--model",
+        "small_cnn",
+        "--eval-samples",
+        "50",
+    ]
     settings += flags or ["--steps", "60", "--checkpoint-every", "7", "--out", str(folder)]
     return subprocess.Popen([*command, *settings], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
