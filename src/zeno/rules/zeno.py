@@ -34,7 +34,7 @@ class Zeno(OnRows):
     `trim="auto"` keeps those that stand close to the best, without being told how many are faulty. `memory` above 0
     judges a worker by its ranks at many steps, each weighing that share of the next one's. `rho="auto"` measures
     candidates by the server's own gradient. `batch_size="auto"` takes more samples only while it is unclear who is
-    good; on average scoring costs about one worker's gradient of 100 samples, with 20 workers.
+    good: 16 a step for all candidates on average, and up to 128 in one. docs/which-rule.md has what that costs.
 
     `warm_up` steps are made with the server's own gradient while candidates are only judged: at first nobody can be
     told apart, and a model that most workers have pulled the wrong way does not show who is good.
