@@ -12,7 +12,7 @@ judged by many steps instead of one: `zeno.rules.standing` says how.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from zeno.rules.rows import OnRows, Rows, keep_lowest
 from zeno.rules.rule import Aggregate, Descent, TooFewUsable, check_count, check_more, own_gradient
-from zeno.rules.standing import MOST, PARTS, RATE, Standing, Verdict, judge
+from zeno.rules.standing import CREDIT, MOST, PARTS, RATE, Standing, Verdict, judge
 
 SCORES = ("exact", "first_order")
 AUTO = "auto"
@@ -160,7 +160,7 @@ class Zeno(OnRows):
                 break  # what was kept is no matter of chance
             parts = torch.cat([parts, self._parts(rows, descent, asked, used)], dim=1)
             used *= 2
-        return verdict_on(parts), used, min(credit - used * num, Standing.new(m).credit)
+        return verdict_on(parts), used, min(credit - used * num, float(CREDIT * RATE * m))
 
     def _parts(self, rows: Rows, descent: Descent | None, asked: Tensor, samples: int) -> Tensor:
         """The descents of those asked on fresh samples, in parts: [m, p], NaN for the others."""
@@ -186,7 +186,7 @@ class Zeno(OnRows):
             return before
         now = float(own_gradient(self, descent, d).double().square().sum())
         size = now if before.size == 0 else (before.size + min(now, 4 * before.size)) / 2
-        return Standing(**{**before.state(), "size": size})
+        return replace(before, size=size)
 
     def _descents(self, rows: Rows, descent: Descent | None) -> Tensor:
         """By how much each row lowers the loss: [n] in float64."""
