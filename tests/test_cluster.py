@@ -1,8 +1,9 @@
 """Workers in this process: each sends, to the last bit, what it would send alone."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 import zeno
 from zeno import models
 from zeno.cluster import local
-from zeno.cluster.cluster import NO_FAULTS
+from zeno.cluster.cluster import NO_FAULTS, NOBODY
 from zeno.problem import Problem
 from zeno.worker import Worker
 
@@ -100,6 +101,51 @@ def test_a_fault_on_one_worker_changes_nothing_for_the_others(quick: float, monk
         assert same(faulty, alone(cluster, params, step, faults))
 
 
+@pytest.mark.parametrize("quick", [0.0, 1e9], ids=["slow", "quick"])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("model", MODELS)
+def test_workers_that_are_skipped_compute_nothing_and_change_nothing_for_the_others(
+    model: str, threads: int, quick: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "QUICK", quick)
+    cluster, asked = make(model), list[int]()
+    batch_under = Worker.batch_under
+
+    def counting(self: Worker, fault: zeno.Fault | None, step: int) -> zeno.Batch:
+        asked.append(self.index)
+        return batch_under(self, fault, step)
+
+    params, buffers = cluster.problem.flat.clone(), cluster.problem.buffers
+    torch.set_num_threads(threads)
+    skips: list[set[int]] = [set(), {0}, {0}, {1, 3}, {0, 1, 2, 3}, {0, 1, 2, 3}, set(range(M)), {2, 4}, {4}, set()]
+    for step, skip in enumerate(skips):
+        expected = alone(cluster, params, step)
+        with monkeypatch.context() as patch:
+            patch.setattr(Worker, "batch_under", counting)
+            found = {r.worker: r.gradient for r in cluster.gradients(params, buffers, step, skip=skip)}
+        assert sorted(found) == sorted(asked) == [i for i in range(M) if i not in skip]
+        assert all(torch.equal(gradient, expected[i]) for i, gradient in found.items() if gradient is not None)
+        asked.clear()
+
+
+def test_whether_all_at_once_are_the_same_is_found_out_for_each_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "QUICK", 1e9)
+    at_once = Problem.gradients
+
+    def off_for_three(self: Problem, params: Tensor, inputs: Tensor, *rest: Any) -> Tensor:
+        found = at_once(self, params, inputs, *rest)
+        return torch.nextafter(found, torch.tensor(1.0)) if len(inputs) == 3 else found
+
+    monkeypatch.setattr(Problem, "gradients", off_for_three)
+    cluster = make("mlp")
+    params = cluster.problem.flat.clone()
+    for step in range(6):
+        skip = {0, 3} if step % 2 else set()
+        found = {r.worker: r.gradient for r in cluster.gradients(params, {}, step, skip=skip)}
+        expected = alone(cluster, params, step)
+        assert all(torch.equal(gradient, expected[i]) for i, gradient in found.items() if gradient is not None)
+
+
 def test_quick_gradients_are_computed_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "QUICK", 1e9)
     cluster = make("mlp")
@@ -167,8 +213,9 @@ def test_what_faulty_workers_send_does_not_depend_on_who_arrives_first() -> None
             step: int,
             faults: Mapping[int, zeno.Fault] = NO_FAULTS,
             need: int = 1,
+            skip: Collection[int] = NOBODY,
         ) -> Iterator[zeno.Reply]:
-            return reversed(list(super().gradients(params, buffers, step, faults)))
+            return reversed(list(super().gradients(params, buffers, step, faults, need, skip)))
 
     def sent_by(cluster: zeno.LocalCluster) -> dict[int, Tensor | None]:
         faulty = zeno.Faulty(cluster, lambda step: dict.fromkeys([1, 3], zeno.Gaussian()), seed=0)

@@ -1,7 +1,7 @@
 """Each fault by hand, what all of them have in common, and how they reach a cluster."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import zeno
-from zeno.cluster.cluster import NO_FAULTS
+from zeno.cluster.cluster import NO_FAULTS, NOBODY
 from zeno.data import generator
 from zeno.faults.alie import little
 from zeno.faults.garbage import KINDS
@@ -503,8 +503,9 @@ class Normal(zeno.Cluster):
         step: int,
         faults: Mapping[int, zeno.Fault] = NO_FAULTS,
         need: int = 1,
+        skip: Collection[int] = NOBODY,
     ) -> Iterator[zeno.Reply]:
-        yield from (zeno.Reply(worker, step, row) for worker, row in enumerate(self.rows))
+        yield from (zeno.Reply(worker, step, row) for worker, row in enumerate(self.rows) if worker not in skip)
 
     def __exit__(self, *_: object) -> None:
         pass
@@ -546,6 +547,130 @@ def test_every_fault_keeps_to_its_workers_and_depends_on_seed_and_step_alone(nam
                 assert (gradient.shape, gradient.dtype) == ((D,), torch.float32)
             if i in (1, 2, 5) and name not in NO_NUMBERS | ON_DATA | {"replay"}:
                 assert not torch.equal(gradient, row)
+
+
+def in_bits(reply: zeno.Reply) -> tuple[object, ...]:
+    sent: Any = reply.gradient
+    content = (sent.dtype, sent.numpy().tobytes()) if isinstance(sent, Tensor) else sent
+    return reply.worker, reply.step, reply.late, reply.error, content
+
+
+class Dying(Normal):
+    """Nothing comes from some of the workers; remembers who was asked."""
+
+    def __init__(self, *dead: int) -> None:
+        super().__init__()
+        self.dead = dead
+        self.asked: list[list[int]] = []
+
+    def gradients(
+        self,
+        params: Tensor,
+        buffers: Mapping[str, Tensor],
+        step: int,
+        faults: Mapping[int, zeno.Fault] = NO_FAULTS,
+        need: int = 1,
+        skip: Collection[int] = NOBODY,
+    ) -> Iterator[zeno.Reply]:
+        self.asked.append([i for i in range(M) if i not in skip])
+        for reply in super().gradients(params, buffers, step, faults, need, skip):
+            yield replace(reply, gradient=None, error="died") if reply.worker in self.dead else reply
+
+
+def in_bits_under(fault: zeno.Fault, faulty: Sequence[int], dead: Sequence[int] = ()) -> list[list[tuple[object, ...]]]:
+    cluster = zeno.Faulty(Dying(*dead), lambda step: dict.fromkeys(faulty, fault), seed=0)
+    cluster.trial = lambda candidates, step: candidates.nanmean(dim=0)
+    return [[in_bits(r) for r in cluster.gradients(torch.zeros(D), {}, step)] for step in range(4)]
+
+
+@pytest.mark.parametrize("faulty", [[1, 2, 5], [1], range(M)], ids=["some", "one", "all"])
+@pytest.mark.parametrize("name", zeno.FAULTS)
+def test_gradients_that_a_fault_does_not_need_make_no_difference(
+    name: str, faulty: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for parameters in ("", OWN_PARAMETERS.get(name, "")):
+        fault = make_fault(f"{name}({parameters})" if parameters else name)
+        sparing = in_bits_under(fault, faulty)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(fault), "needs", zeno.Fault.needs)
+            assert sparing == in_bits_under(fault, faulty)
+
+
+@pytest.mark.parametrize(
+    ("fault", "dead"),
+    [
+        (zeno.BitFlip(), [1]),
+        (zeno.BitFlip(), [1, 2]),
+        (zeno.BitFlip(), [1, 2, 5]),
+        (zeno.BitFlip(), [0, 3]),
+        (zeno.Mimic(), [0]),
+        (zeno.Mimic(), [0, 3, 4, 6]),
+        (zeno.Mimic(), range(M)),
+    ],
+)
+def test_where_what_a_fault_needs_does_not_come_it_makes_no_difference_either(
+    fault: zeno.Fault, dead: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sparing = in_bits_under(fault, [1, 2, 5], dead)
+    monkeypatch.setattr(type(fault), "needs", zeno.Fault.needs)
+    assert sparing == in_bits_under(fault, [1, 2, 5], dead)
+
+
+@pytest.mark.parametrize("name", ["bit_flip", "gaussian", "zero", "huge", "mimic", "crash", "hang", "slow"])
+def test_records_are_the_same_without_the_gradients_that_a_fault_does_not_need(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = make_fault(f"{name}(chance=0.7, redraw=True)")
+    run = zeno.Run(workers=6, batch_size=20, faulty=4, fault=fault, steps=6, rule=zeno.Zeno(trim=4, batch_size=16))
+    sparing = zeno.train(run)
+    monkeypatch.setattr(type(fault), "needs", zeno.Fault.needs)
+    assert sparing == zeno.train(run)
+
+
+@pytest.mark.parametrize(
+    ("fault", "num"),
+    [("bit_flip", 9), ("zero", 8), ("mimic", 8), ("crash", 8), ("sign_flip", 20), ("alie", 20), ("label_flip", 20),
+     ("bit_flip+zero", 20), ("zero(on=6)+zero(on=6, end=1)", 20)],
+)  # fmt: skip
+def test_only_gradients_that_matter_are_computed(fault: str, num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    batch_under = Worker.batch_under
+
+    def counting(self: Worker, fault: zeno.Fault | None, step: int) -> zeno.Batch:
+        computed.append(self.index)
+        return batch_under(self, fault, step)
+
+    monkeypatch.setattr(Worker, "batch_under", counting)
+    zeno.train(zeno.Run(workers=20, batch_size=5, faulty=12, fault=make_fault(fault), steps=1, rule=zeno.Zeno(trim=12)))
+    assert len(computed) == len(set(computed)) == num
+
+
+def test_when_the_gradient_that_a_fault_needs_does_not_come_the_others_are_asked() -> None:
+    cluster = Dying(1)
+    faulty = zeno.Faulty(cluster, lambda step: dict.fromkeys([1, 2, 5], zeno.BitFlip()), seed=0)
+    sent = {r.worker: r for r in faulty.gradients(torch.zeros(D), {}, 0)}
+    assert cluster.asked == [[0, 1, 3, 4, 6], [2, 5]]
+    assert (sent[1].gradient, sent[1].error) == (None, "died")
+    for i in (2, 5):
+        assert torch.equal(sent[i].gradient, -cluster.rows[2])  # type: ignore[arg-type]
+
+
+def test_a_faulty_worker_that_is_skipped_sends_nothing_and_is_not_asked() -> None:
+    cluster = Dying()
+    faulty = zeno.Faulty(cluster, lambda step: dict.fromkeys([1, 2, 5], zeno.BitFlip()), seed=0)
+    sent = {r.worker: r.gradient for r in faulty.gradients(torch.zeros(D), {}, 0, skip={0, 1})}
+    assert cluster.asked == [[2, 3, 4, 6]]
+    assert sorted(sent) == [2, 3, 4, 5, 6]
+    assert torch.equal(sent[5], -cluster.rows[2])  # type: ignore[arg-type]
+
+
+def test_faults_of_one_cluster_around_another_need_every_gradient() -> None:
+    cluster = Dying()
+    inner = zeno.Faulty(cluster, lambda step: {3: zeno.Zero(), 4: zeno.Zero()}, seed=0)
+    list(
+        zeno.Faulty(inner, lambda step: {1: zeno.BitFlip(), 2: zeno.BitFlip()}, seed=0).gradients(torch.zeros(D), {}, 0)
+    )
+    assert cluster.asked == [list(range(M))]
 
 
 @pytest.mark.parametrize("name", zeno.FAULTS)
@@ -618,6 +743,7 @@ class Fixed(zeno.Cluster):
         step: int,
         faults: Mapping[int, zeno.Fault] = NO_FAULTS,
         need: int = 1,
+        skip: Collection[int] = NOBODY,
     ) -> Iterator[zeno.Reply]:
         self.faults = dict(faults)
         yield zeno.Reply(1, step, torch.full_like(params, 2.0))
@@ -671,6 +797,7 @@ def test_workers_that_are_silent_or_send_other_sizes_are_passed_on_as_they_are()
             step: int,
             faults: Mapping[int, zeno.Fault] = NO_FAULTS,
             need: int = 1,
+            skip: Collection[int] = NOBODY,
         ) -> Iterator[zeno.Reply]:
             yield zeno.Reply(0, step, torch.ones(5))
             yield zeno.Reply(1, step, torch.ones(2))

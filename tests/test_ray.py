@@ -152,6 +152,21 @@ def test_a_broken_reply_is_an_error_of_its_worker_only(odd: RayCluster, kind: in
     assert odd.status == (4, 0, 0), "it did answer"
 
 
+def test_workers_that_are_skipped_are_not_asked_and_neither_late_nor_lost(odd: RayCluster) -> None:
+    step, needed = len(BROKEN), odd.deadline._needed
+    for skip in ({1, 3}, {2, 3}, {0, 1, 2, 3}):
+        before = list(needed)
+        replies = list(odd.gradients(torch.zeros(D), {}, step, skip=skip))  # of one step as often as one likes
+        assert {r.worker: r.gradient[0].item() for r in replies if r.gradient is not None} == {
+            i: float(i) for i in range(4) if i not in skip
+        }
+        assert len(replies) == 4 - len(skip)
+        assert odd.status == (4, 0, 0)
+        assert not any(seat.under_way or seat.to_ask for seat in odd.seats)
+    assert list(needed) == before, "how long it took to ask nobody says nothing of the deadline"
+    assert errors(odd, step + 1) == {}
+
+
 def test_what_an_actor_sends_is_checked_before_anything_touches_it() -> None:
     call, good = Call(3, 7), np.ones(D, np.float32)
 

@@ -1,7 +1,7 @@
 """One step of the server, with workers that send anything."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zeno
-from zeno.cluster.cluster import NO_FAULTS
+from zeno.cluster.cluster import NO_FAULTS, NOBODY
 
 GOOD = torch.tensor([1.0, 2.0])
 
@@ -30,6 +30,7 @@ class Sending(zeno.Cluster):
         step: int,
         faults: Mapping[int, zeno.Fault] = NO_FAULTS,
         need: int = 1,
+        skip: Collection[int] = NOBODY,
     ) -> Iterator[zeno.Reply]:
         for worker, gradient in reversed(list(enumerate(self.sent))):
             if isinstance(gradient, zeno.Reply):

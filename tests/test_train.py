@@ -79,7 +79,7 @@ def test_another_rule_sees_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Worker, "batch", spy)
     zeno.train(SMALL)
     first, drawn = drawn, []
-    zeno.train(replace(SMALL, rule=zeno.Krum(faulty=1), fault=zeno.BitFlip(), lr=0.3))
+    zeno.train(replace(SMALL, rule=zeno.Krum(faulty=1), fault=zeno.SignFlip(), lr=0.3))
     assert len(first) == len(drawn) == 6 * 12
     assert all(torch.equal(a, b) for a, b in zip(first, drawn, strict=True))
     assert not torch.equal(first[0], first[1])

@@ -1,6 +1,6 @@
 """What every cluster offers: one reply from each worker for each step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -10,6 +10,7 @@ from zeno.faults import Fault
 from zeno.reply import Reply
 
 NO_FAULTS: Mapping[int, Fault] = {}
+NOBODY: Collection[int] = frozenset()
 
 
 class Status(NamedTuple):
@@ -37,11 +38,14 @@ class Cluster(AbstractContextManager["Cluster"], Protocol):
         step: int,
         faults: Mapping[int, Fault] = NO_FAULTS,
         need: int = 1,
+        skip: Collection[int] = NOBODY,
     ) -> Iterator[Reply]:
         """One reply from each worker, in order of arrival; late ones to earlier steps may be among them.
 
         `faults` act on the batches of the workers they are listed for; only `Faulty` passes any. With fewer than
-        `need` replies the step will come to nothing: worth waiting for workers that are on their way back.
+        `need` replies the step will come to nothing: worth waiting for workers that are on their way back. Workers in
+        `skip` are not asked: they compute nothing, nothing comes from them, and nobody counts them as late or lost for
+        it. A later call may ask them, for the same step too.
         """
         ...
 

@@ -1,13 +1,13 @@
 """A cluster some of whose workers go wrong."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from zeno.cluster.cluster import NO_FAULTS, Cluster, Status
+from zeno.cluster.cluster import NO_FAULTS, NOBODY, Cluster, Status
 from zeno.data import generator
 from zeno.faults import Fault, Scene
 from zeno.reply import Reply
@@ -17,6 +17,7 @@ class Faulty(Cluster):
     """Wraps a cluster and lets the faults `who_has_what(step)`, by worker, act on it; nobody outside can tell.
 
     Workers with equal faults act as one. Where faults differ, each knows what those before it made their workers send.
+    Gradients that no fault needs are not computed: what comes out is the same, only sooner.
     """
 
     def __init__(self, cluster: Cluster, who_has_what: Callable[[int], Mapping[int, Fault]], seed: int) -> None:
@@ -38,9 +39,10 @@ class Faulty(Cluster):
         step: int,
         faults: Mapping[int, Fault] = NO_FAULTS,
         need: int = 1,
+        skip: Collection[int] = NOBODY,
     ) -> Iterator[Reply]:
-        own_faults = self.who_has_what(step)
-        arrived = list(self.cluster.gradients(params, buffers, step, {**faults, **own_faults}, need))
+        own_faults = {i: fault for i, fault in self.who_has_what(step).items() if i not in skip}
+        arrived = self._ask(params, buffers, step, faults, own_faults, need, skip)
         replies = {reply.worker: reply for reply in arrived if not reply.late}
         sent = [reply for reply in arrived if reply.late or reply.worker not in own_faults]
         known = _gradients([replies[i] for i in sorted(replies)], params, step)
@@ -63,6 +65,39 @@ class Faulty(Cluster):
             known |= _gradients(wrong, params, step)
             sent += wrong
         yield from sorted(sent, key=lambda reply: (not reply.late, reply.worker))
+
+    def _ask(
+        self,
+        params: Tensor,
+        buffers: Mapping[str, Tensor],
+        step: int,
+        faults: Mapping[int, Fault],
+        own_faults: Mapping[int, Fault],
+        need: int,
+        skip: Collection[int],
+    ) -> list[Reply]:
+        """What comes from the workers whose gradients matter; from the other faulty ones NaN, unasked.
+
+        Where what a fault needs does not come, it may need another in its place: then the others are asked as well, all
+        at once, so that those that hang are waited for together.
+        """
+        # Of several faults each may look at what the workers of the others computed, so all is needed, as by Fault().
+        one = len(_by_fault(own_faults)) == 1 and not faults and not isinstance(self.cluster, Faulty)
+        fault = next(iter(own_faults.values())) if one else Fault()
+        faulty, everyone = sorted(own_faults), set(range(self.size))
+        correct = [i for i in sorted(everyone) if i not in own_faults and i not in skip]
+        arrived: list[Reply] = []
+        unasked, came = set(faulty), set[int]()
+        to_ask = {*correct, *fault.needs(faulty, correct)}
+        while to_ask:
+            unasked = unasked - to_ask
+            still = need - len(unasked) - len(came)
+            arrived += self.cluster.gradients(params, buffers, step, {**faults, **own_faults}, still, everyone - to_ask)
+            came = set(_gradients(arrived, params, step))
+            faulty, correct = ([i for i in some if i in came | unasked] for some in (faulty, correct))
+            to_ask = set() if unasked.isdisjoint(fault.needs(faulty, correct)) else unasked
+        nothing = torch.full_like(params, torch.nan)  # which shows, should a fault need more than it says
+        return arrived + [Reply(i, step, nothing) for i in sorted(unasked)]
 
     def _believe(self, step: int) -> Callable[[Tensor], Tensor | None] | None:
         trial = self.trial

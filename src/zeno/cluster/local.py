@@ -1,14 +1,14 @@
 """Workers in this process."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 
 import torch
 from torch import Tensor
 
-from zeno.cluster.cluster import NO_FAULTS, Cluster
+from zeno.cluster.cluster import NO_FAULTS, NOBODY, Cluster
 from zeno.cores import one_thread, side_by_side
 from zeno.data import Batch
 from zeno.faults import Fault
@@ -37,7 +37,7 @@ class LocalCluster(Cluster):
         self.size = len(workers)
         self.problem = workers[0].problem
         self._seconds = float("inf")  # that the quickest gradient took so far
-        self._same_at_once: dict[object, bool] = {}  # by what the batches look like
+        self._same_at_once: dict[object, bool] = {}  # by how many batches there are, and what they look like
 
     def gradients(
         self,
@@ -46,9 +46,13 @@ class LocalCluster(Cluster):
         step: int,
         faults: Mapping[int, Fault] = NO_FAULTS,
         need: int = 1,
+        skip: Collection[int] = NOBODY,
     ) -> Iterator[Reply]:
         buffers = {name: buffer.clone() for name, buffer in buffers.items()}  # they may be the problem's own
-        jobs: Iterable[Job] = ((w, w.batch_under(faults.get(w.index), step)) for w in self.workers)
+        asked = [worker for worker in self.workers if worker.index not in skip]
+        if not asked:
+            return
+        jobs: Iterable[Job] = ((w, w.batch_under(faults.get(w.index), step)) for w in asked)
 
         def gradient(problem: Problem, job: Job) -> Tensor:
             worker, batch = job
@@ -59,12 +63,10 @@ class LocalCluster(Cluster):
 
         if self._seconds < QUICK:
             jobs = list(jobs)
-            found: Iterable[tuple[Worker, Tensor]] = zip(
-                self.workers, self._quickly(params, jobs, gradient), strict=True
-            )
+            found: Iterable[tuple[Worker, Tensor]] = zip(asked, self._quickly(params, jobs, gradient), strict=True)
         else:
             few = self.workers[0].dataset.batch(self.workers[0].shard[:4])
-            places = self.problem.replicas(min(torch.get_num_threads(), self.size), few)
+            places = self.problem.replicas(min(torch.get_num_threads(), len(asked)), few)
             found = ((worker, one) for (worker, _), one in side_by_side(gradient, places, jobs))
         for worker, one in found:
             yield Reply(worker.index, step, one)
@@ -72,8 +74,9 @@ class LocalCluster(Cluster):
     def _quickly(
         self, params: Tensor, jobs: Sequence[Job], gradient: Callable[[Problem, Job], Tensor]
     ) -> Iterable[Tensor]:
-        """All at once where that was seen to give the same bits as one after the other, for batches that look so."""
-        looks = frozenset((w.precision, b.inputs.shape, b.inputs.dtype, b.targets.shape) for w, b in jobs)
+        """All at once where that was seen to give the same bits as one after the other, for as many that look so."""
+        kinds = frozenset((w.precision, b.inputs.shape, b.inputs.dtype, b.targets.shape) for w, b in jobs)
+        looks = len(jobs), kinds  # the last bits of a product of matrices may depend on their number
         same = self._same_at_once.get(looks)
         together = None if same is False else self._at_once(params, jobs)
         if same and together is not None:

@@ -12,5 +12,8 @@ from zeno.reply import Reply
 class Crash(Fault):
     """Dies: there is no gradient, and the cluster says so at once."""
 
+    def needs(self, workers: Sequence[int], correct: Sequence[int]) -> Sequence[int]:
+        return ()
+
     def on_replies(self, replies: Sequence[Reply], scene: Scene) -> Iterable[Reply]:
         return [Reply(reply.worker, scene.step, None, "died") for reply in replies]

@@ -62,6 +62,14 @@ class Fault:
 
         return together(self, other)
 
+    def needs(self, workers: Sequence[int], correct: Sequence[int]) -> Sequence[int]:
+        """Those of its `workers` whose own gradients decide what it makes them send; by default all of them.
+
+        Nobody computes the others': their rows of `scene.own` are NaN. `correct` are the workers without any fault. Of
+        both, those from which nothing came are left out, and it is asked again.
+        """
+        return workers
+
     def on_batch(self, batch: Batch, classes: int | None, rng: np.random.Generator) -> Batch:
         """What the faulty worker computes its gradient from, in place of `batch`."""
         return batch

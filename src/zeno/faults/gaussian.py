@@ -1,5 +1,6 @@
 """Noise in place of a gradient."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,9 @@ class Gaussian(Fault):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "sigma", self.sigma)
+
+    def needs(self, workers: Sequence[int], correct: Sequence[int]) -> Sequence[int]:
+        return ()
 
     def on_gradients(self, scene: Scene) -> Tensor:
         noise = scene.rng.standard_normal(tuple(scene.own.shape), dtype=np.float32)

@@ -12,5 +12,8 @@ from zeno.reply import Reply
 class Hang(Fault):
     """Sends nothing, as one that hangs; the step goes on without it, and nobody has to wait."""
 
+    def needs(self, workers: Sequence[int], correct: Sequence[int]) -> Sequence[int]:
+        return ()
+
     def on_replies(self, replies: Sequence[Reply], scene: Scene) -> Iterable[Reply]:
         return []

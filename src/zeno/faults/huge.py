@@ -1,5 +1,6 @@
 """Numbers that drown all others."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,9 @@ class Huge(Fault):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "value", self.value)
+
+    def needs(self, workers: Sequence[int], correct: Sequence[int]) -> Sequence[int]:
+        return ()
 
     def on_gradients(self, scene: Scene) -> Tensor:
         return torch.full_like(scene.own, self.value)

@@ -1,5 +1,6 @@
 """Nothing wrong with any one gradient, and too many of the same."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,6 +15,9 @@ class Mimic(Fault):
 
     Where no worker is correct there is nobody to copy, and each sends its own gradient.
     """
+
+    def needs(self, workers: Sequence[int], correct: Sequence[int]) -> Sequence[int]:
+        return () if correct else workers
 
     def on_gradients(self, scene: Scene) -> Tensor:
         return scene.all_send(scene.correct[0]) if len(scene.correct) else scene.own

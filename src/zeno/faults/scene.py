@@ -19,8 +19,8 @@ class Scene:
     """
 
     step: int
-    workers: Sequence[int]  # k of them: those of this fault that computed a gradient, in order
-    own: Tensor  # [k, d] what they computed
+    workers: Sequence[int]  # k of them: those of this fault that have a gradient, in order
+    own: Tensor  # [k, d] what they computed; NaN for those that the fault does not need
     correct: Tensor  # what the workers without any fault at this step send, in order of the workers
     rng: np.random.Generator
     size: int  # m

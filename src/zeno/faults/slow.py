@@ -18,6 +18,9 @@ class Slow(Fault):
         super().__post_init__()
         check_count(self, "steps", self.steps, 1)
 
+    def needs(self, workers: Sequence[int], correct: Sequence[int]) -> Sequence[int]:
+        return ()
+
     def on_replies(self, replies: Sequence[Reply], scene: Scene) -> Iterable[Reply]:
         under_way = [*scene.memory.get("under way", []), *([scene.step, worker] for worker in scene.workers)]
         here = [pair for pair in under_way if pair[0] <= scene.step - self.steps]

@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zeno.cluster.cluster import NO_FAULTS, Cluster, Status
+from zeno.cluster.cluster import NO_FAULTS, NOBODY, Cluster, Status
 from zeno.cluster.ray.session import Session, find_ray
 from zeno.data import as_tensor
 from zeno.faults import Fault
@@ -251,14 +251,18 @@ class RayCluster(Cluster):
         step: int,
         faults: Mapping[int, Fault] = NO_FAULTS,
         need: int = 1,
+        skip: Collection[int] = NOBODY,
     ) -> Iterator[Reply]:
         ray, began = find_ray(), time.monotonic()
+        expected = set(range(self.size)).difference(skip)
+        if not expected:
+            return
+        asked = [seat for seat in self.seats if expected.intersection(seat.workers)]
         until = began + self.deadline.seconds
         sent = ray.put(Sent(as_array(params), {name: as_array(buffer) for name, buffer in buffers.items()}))
-        expected = set(range(self.size))
         good, last = 0, None  # replies with numbers, and when the last of them came
         for seat in self.seats:
-            seat.to_ask = deque(seat.workers)
+            seat.to_ask = deque(worker for worker in seat.workers if worker in expected)
         while expected:
             self._look_for_the_lost()
             self._ask(step, sent, faults)
@@ -280,7 +284,7 @@ class RayCluster(Cluster):
                     continue
                 seat, call = calls[ref]
                 reply = self._received(ref, seat, call)
-                if call.step == step:
+                if call.step == step and call.worker in expected:
                     expected.discard(call.worker)
                     if reply.error is None:
                         good, last = good + 1, time.monotonic() - began
@@ -291,7 +295,7 @@ class RayCluster(Cluster):
         waited = time.monotonic() - began
         if last is not None:
             self.deadline.needed(last)
-        elif any(seat.away is None for seat in self.seats):
+        elif any(seat.away is None for seat in asked):
             self.deadline.too_short(waited)
         for seat in self.seats:
             missing = expected.intersection(seat.workers)
