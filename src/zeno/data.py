@@ -11,7 +11,7 @@ import math
 import warnings
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -54,6 +54,9 @@ class Dataset:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as arrays, which processes of one machine can share; of a tensor each would have a copy."""
         return _from_arrays, (_as_array(self.inputs), _as_array(self.targets), self.classes, self.scale)
+
+    def to(self, device: torch.device) -> "Dataset":
+        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
     def batch(self, indices: Tensor) -> Batch:
         inputs = self.inputs[indices]

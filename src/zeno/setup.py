@@ -2,9 +2,12 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+
+import torch
 
 from zeno.run import check_kind, kind_of, setting
 
@@ -14,9 +17,17 @@ ONLY_RAY = ("address", "workers_per_actor", "cpus_per_actor", "deadline", "score
 
 @dataclass(frozen=True)
 class Setup:
-    """How a run is carried out. None of it decides a result, as long as the workers answer in time."""
+    """How a run is carried out. None of it decides a result, as long as the workers answer in time.
+
+    But for `device`, which rounds in its own way, and draws dropout from a generator of its own.
+    """
 
     cluster: str = setting("local", "Cluster", "Where workers run: local (this process) or ray (a Ray cluster).")
+    device: str = setting(
+        "cpu",
+        "Cluster",
+        "Where a local run computes: cpu, cuda or cuda:1. Another one: other last bits, other dropout.",
+    )
     address: str | None = setting(
         None, "Cluster", "Ray cluster to join: host:port, or auto. Default: start one on this machine, for this run."
     )
@@ -40,6 +51,7 @@ class Setup:
             if value is not None or f.default is not None:
                 check_kind(f.name, kind_of(f), value)
         self._need(self.cluster in CLUSTERS, "cluster", f"as one of {', '.join(CLUSTERS)}")
+        self._check_device()
         for name in ("workers_per_actor", "patience", "checkpoint_every", "checkpoints"):
             value = getattr(self, name)
             self._need(value is None or value >= 1, name, "of at least 1")
@@ -52,6 +64,26 @@ class Setup:
                 needs_ray = getattr(self, name) != type(self).__dataclass_fields__[name].default
                 if needs_ray:
                     raise ValueError(f"Only a Ray cluster has {name}. Found cluster='local'. Set cluster to ray.")
+
+    def _check_device(self) -> None:
+        if self.device == "cpu":
+            return
+        self._need(
+            re.fullmatch(r"cuda(:\d{1,2})?", self.device) is not None,
+            "device",
+            "as one that torch has here: cpu, or cuda, or cuda:1 for the second one",
+        )
+        seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (torch.device(self.device).index or 0) >= seen:
+            raise ValueError(
+                f"A run needs device as one that torch has here. Found device={self.device!r}, "
+                f"and {f'the last one that torch sees is cuda:{seen - 1}' if seen else 'torch sees no CUDA device'}."
+            )
+        if self.cluster == "ray":
+            raise ValueError(
+                f"Workers of a Ray cluster compute on the CPU. Found device={self.device!r} with cluster='ray'. "
+                "Set device to cpu, or cluster to local."
+            )
 
     def _need(self, holds: bool, name: str, condition: str) -> None:
         if not holds:

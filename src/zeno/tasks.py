@@ -34,7 +34,7 @@ class Task:
     train: Dataset
     test: Dataset
     model: Callable[[], nn.Module]  # makes a new one at every call, under the run's seed
-    loss: Loss = F.cross_entropy  # the mean over the samples
+    loss: Loss = F.cross_entropy  # the mean over the samples; an nn.Module where it has tensors of its own
 
 
 def load(name: str, data: Path | None = None) -> Task:
@@ -48,6 +48,13 @@ def with_model(task: Task, model: str) -> Task:
         raise ValueError(f"The model {model!r} needs a task with class labels. Found a task without.")
     made_for = {"shape": task.train.inputs.shape[1:], "classes": task.train.classes}
     return replace(task, model=lambda: build("model", model, MODELS, overrides=made_for))
+
+
+def on_device(task: Task, device: torch.device) -> Task:
+    """The same task with its data there. A model is initialised on the CPU, so that it starts the same everywhere."""
+    loss = task.loss.to(device) if isinstance(task.loss, nn.Module) else task.loss
+    train, test = task.train.to(device), task.test.to(device)
+    return replace(task, train=train, test=test, model=lambda: task.model().to(device), loss=loss)
 
 
 def data_folder() -> Path:

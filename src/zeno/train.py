@@ -46,10 +46,13 @@ def train(
     """
     folder = None if folder is None else Path(folder)
     earlier, state = _saved(run, folder) if resume else (None, None)
-    with torch.random.fork_rng(devices=[]):  # a task of the user's own may draw, and models always do
+    device = torch.device(setup.device)
+    generators = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=generators):  # a task of the user's own may draw, and models always do
         torch.manual_seed(int(generator(run.seed, "task").integers(2**63)))
         task = run.task if isinstance(run.task, Task) else tasks.load(run.task, Path(run.data) if run.data else None)
         task = tasks.with_model(task, run.model) if run.model else task
+        task = tasks.on_device(task, device)
         torch.manual_seed(int(generator(run.seed, "initialisation").integers(2**63)))
         problem = Problem(task.model(), task.loss)
     params = nn.Parameter(problem.flat.clone())  # [d]
@@ -139,7 +142,7 @@ def _by_name(toml: str) -> dict[str, str]:
 
 def _save_model(problem: Problem, params: Tensor, path: Path) -> None:
     problem.load(params)
-    weights = {name: value.contiguous().clone() for name, value in problem.model.state_dict().items()}
+    weights = {name: value.cpu().contiguous().clone() for name, value in problem.model.state_dict().items()}
     new = path.with_name(f".{path.name}.new")
     safetensors.torch.save_file(weights, new)
     os.replace(new, path)
@@ -153,7 +156,7 @@ def _make_scorers(problem: Problem, setup: Setup) -> Scorer:
 
 def make_cluster(run: Run, task: Task, problem: Problem, samples: Tensor, setup: Setup = Setup()) -> Cluster:
     """The workers of a run, faulty ones included, sharing these samples of the training set."""
-    shards = run.split(task.train.targets[samples], run.workers, generator(run.seed, "split"))
+    shards = run.split(task.train.targets[samples].cpu(), run.workers, generator(run.seed, "split"))
     if min(len(shard) for shard in shards) == 0:
         raise ValueError(
             f"{run.split} leaves a worker without samples: {len(samples)} of them for {run.workers} workers. "

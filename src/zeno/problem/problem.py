@@ -227,5 +227,5 @@ def _seeded(seed: int, tensor: Tensor) -> Iterator[None]:
         # adds to that queue.
         torch.default_generator.manual_seed(seed)
         if tensor.is_cuda:
-            torch.cuda.manual_seed(seed)
+            torch.cuda.default_generators[tensor.device.index].manual_seed(seed)
         yield

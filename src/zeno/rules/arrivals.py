@@ -61,7 +61,8 @@ class Arrivals:
         """The average of the best; a worker that nothing came from is as good as unusable."""
         if self._best is None or len(self._rows) < self.keep:
             raise TooFewUsable(self.rule, self.keep, self.scores > -torch.inf)
-        kept = torch.zeros(len(self.scores), dtype=torch.bool)
+        device = self._best.device
+        kept = torch.zeros(len(self.scores), dtype=torch.bool, device=device)
         kept[list(self._rows)] = True
-        weights = torch.full((self.keep,), 1 / self.keep, dtype=torch.float64)
-        return Aggregate(weighted_sum(self._best, weights), self.scores, kept)
+        weights = torch.full((self.keep,), 1 / self.keep, dtype=torch.float64, device=device)
+        return Aggregate(weighted_sum(self._best, weights), self.scores.to(device), kept)

@@ -24,7 +24,7 @@ class CenteredClipping(OnRows):
         check_count(self, "iterations", self.iterations, 1)
 
     def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
-        start = state if isinstance(state, Tensor) else None
+        start = state.to(rows.candidates.tensor.device) if isinstance(state, Tensor) else None  # a checkpoint's: CPU
         if start is not None and start.shape != (rows.d,):
             raise ValueError(
                 f"{self} needs the last update, of {rows.d} numbers, as its state. Found shape {list(start.shape)}."

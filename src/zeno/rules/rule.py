@@ -28,7 +28,7 @@ class Aggregate(NamedTuple):
     update: Tensor  # [d]
     scores: Tensor | None  # [m], higher is more trusted; None where the rule does not rank
     kept: Tensor  # [m] bool: the candidates that the update was made from
-    state: object = None  # what the rule wants back at the next step
+    state: object = None  # what the rule wants back at the next step; of a checkpoint, its tensors are on the CPU
     standing: Tensor | None = None  # [m], higher is more trusted, by many steps; None where the rule remembers none
     samples: int | None = None  # of the server's own that candidates were scored on, where the rule chose it
 

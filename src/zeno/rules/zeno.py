@@ -136,7 +136,7 @@ class Zeno(OnRows):
         else:
             update = rows.combine((votes / votes.sum())[chosen].to(device))
         result = rows.result(update, kept[chosen].to(device), verdict.scores[chosen].to(device), after)
-        return result._replace(standing=verdict.after.mean, samples=used)
+        return result._replace(standing=verdict.after.mean.to(device), samples=used)
 
     def _weighed(
         self, before: Standing, rows: Rows, descent: Descent | None, norms: Tensor, asked: Tensor, large: Tensor
