@@ -10,10 +10,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from zeno.bench import cluster, rules, show
+from zeno.bench import cluster, cost, rules, show, steps
 from zeno.bench.clock import Contender, best_milliseconds
+from zeno.bench.cost import GRADIENT, STATISTICS, Cost
 from zeno.bench.rules import Timing
-from zeno.rules import PRE_AGGREGATORS, RULES, compiled
+from zeno.rules import PRE_AGGREGATORS, RULES, Krum, Median, Zeno, compiled
 
 
 def test_contenders_take_turns_and_what_they_need_is_not_timed() -> None:
@@ -86,7 +87,7 @@ def test_the_command_writes_what_it_shows(tmp_path: Path, monkeypatch: pytest.Mo
     assert "m=30 d=2e+02" in text
     assert "geometric_median" in text
     with pytest.raises(
-        ValueError, match=r"There is no benchmark 'speed'. There are: rules, growth, steps, cluster, nan, all"
+        ValueError, match=r"There is no benchmark 'speed'. There are: rules, growth, steps, cost, cluster, nan, all"
     ):
         show.run("speed", [300], 1, None, console)
 
@@ -96,6 +97,44 @@ def test_no_rule_is_moved_by_one_bad_worker_of_seven(value: float) -> None:
     assert {row["rule"]: row["zeno"] for row in rules.one_bad_worker_of_seven(value)} == dict.fromkeys(
         rules.rules(), "as without it"
     )
+
+
+def test_what_the_paper_counts_comes_to_the_same_as_the_rules() -> None:
+    problem = steps.paper_problem("small_cnn")
+    x, candidates, batch = problem.flat.clone(), steps.paper_candidates(problem, 11), steps.samples(2)
+    twin = steps.plain(problem.model)
+    ours = Zeno(cost.TRIM, cost.RHO, 2)(candidates, problem.at(x, steps.LR, batch)).update
+    torch.testing.assert_close(cost.plain_zeno(twin, x, candidates, batch), ours)
+    torch.testing.assert_close(cost.plain_median(candidates), Median()(candidates).update)
+    assert torch.equal(cost.plain_krum(candidates), Krum(cost.TRIM)(candidates).update)
+
+
+def test_claims_on_the_cost_are_judged_by_ratios() -> None:
+    ours = {GRADIENT: 100.0, STATISTICS: 80.0, "median": 2.0, "krum": 4.0, "zeno, n_r=4": 30.0}
+    plain = {"median": 10.0, "krum": 50.0, "zeno, n_r=4": 40.0}
+    median, krum, worker, with_statistics = Cost("cnn", 10, 20, 100, 1000, ours, plain).claims()
+    assert median.verdicts() == "here 15 x, fails; in plain torch 4 x, holds"
+    assert krum.verdicts() == "here 7.5 x, fails; in plain torch 0.8 x, holds"
+    assert worker.verdicts() == "here 0.3 x, holds; in plain torch 0.4 x, holds"
+    assert with_statistics.verdicts() == "here 1.1 x, fails; in plain torch 1.2 x, fails"
+
+
+def test_the_cost_of_everything_is_measured_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = cost.measure("small_cnn", workers=11, worker_samples=2, samples=(1, 4), rounds=1)
+    assert measured.parameters == 82_746
+    convolutions = (3 * 16 * 32**2 + 16 * 16 * 32**2 + 16 * 32 * 16**2 + 32 * 32 * 16**2) * 9
+    assert measured.multiplications == convolutions + 32 * 8 * 8 * 32 + 32 * 10
+    assert set(measured.ours) - {GRADIENT, STATISTICS} == set(measured.plain)
+    monkeypatch.setattr(rules, "make_kernels", lambda say, kernels: None)
+    monkeypatch.setattr(show, "COST_OF", ("small_cnn",))
+    monkeypatch.setattr(cost, "measure", lambda model: measured)
+    console, file = Console(record=True, width=200), tmp_path / "cost.json"
+    show.run("cost", [300], 1, file, console)
+    (found,) = json.loads(file.read_text())["cost"]
+    assert found["ours"] == measured.ours
+    text = console.export_text()
+    for line in (*measured.ours, *(f"{claim['text']}: {claim['verdicts']}" for claim in found["claims"])):
+        assert line in text
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")

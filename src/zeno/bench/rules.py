@@ -181,9 +181,9 @@ def _eagerly(rule: Rule, candidates: Tensor) -> Aggregate:
         return rule(candidates)
 
 
-def make_kernels(say: Callable[[str], None]) -> None:
+def make_kernels(say: Callable[[str], None], kernels: Iterable[tuple[Columns, int]] = KERNELS) -> None:
     """Compiles what the table needs and the cache does not have."""
-    for columns, n in KERNELS:
+    for columns, n in kernels:
         if compiled.find(columns, n) is None:
             say(f"compiling {columns.formula} of {n} rows, once for this machine; half a minute")
             if compiled.start(columns, n).wait() != 0:

@@ -48,17 +48,17 @@ def samples(n: int, seed: int = 0) -> Batch:
     return Batch(torch.rand(n, *SHAPE, generator=rng), torch.randint(CLASSES, (n,), generator=rng))
 
 
-def paper_problem() -> Problem:
+def paper_problem(model: str = "cnn") -> Problem:
     torch.manual_seed(0)
-    problem = Problem(models.cnn(SHAPE, CLASSES))
+    problem = Problem(models.MODELS[model](SHAPE, CLASSES))
     problem.refresh(problem.flat.clone(), samples(64, seed=1).inputs)
     return problem
 
 
-def paper_candidates(problem: Problem) -> Tensor:
-    """Gradients of 8 samples each [M, d]."""
+def paper_candidates(problem: Problem, workers: int = M) -> Tensor:
+    """Gradients of 8 samples each [m, d]."""
     x = problem.flat.clone()
-    return torch.stack([problem.gradient(x, samples(8, seed=i), i) for i in range(M)])
+    return torch.stack([problem.gradient(x, samples(8, seed=i), i) for i in range(workers)])
 
 
 def plain(model: nn.Module) -> nn.Module:
