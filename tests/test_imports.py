@@ -47,6 +47,23 @@ MAY_IMPORT = {
     "compare": {"rules", "run", "spec"},
     "matrix": {"compare", "cores", "faults", "processes", "records", "rules", "run", "spec", "stop", "tasks", "train"},
     "report": {"matrix", "records"},
+    "experiments": {
+        "cores",
+        "data",
+        "faults",
+        "problem",
+        "processes",
+        "records",
+        "report",
+        "rules",
+        "run",
+        "setup",
+        "spec",
+        "stop",
+        "tasks",
+        "train",
+    },
+    "theory": set(),
 }
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from zeno import compare as comparison
-from zeno import download, report
+from zeno import download, experiments, report
 from zeno import matrix as matrices
 from zeno.data import SPLITS
+from zeno.experiments import pages
 from zeno.faults import FAULTS, SCHEDULE, Fault
 from zeno.models import MODELS
 from zeno.records import RECORDS_FILE, RUN_FILE, Record, read, summarize
@@ -223,6 +224,58 @@ def matrix(
 
 
 @app.command()
+def reproduce(
+    figure: list[str] | None = typer.Argument(
+        None, help="Figures of the paper: label_flip, or one panel, label_flip/q12.", show_default="all"
+    ),
+    scale: str = typer.Option(
+        "small", help="paper (full CNN, 200 epochs, 10 repeats), small (a quarter as wide, 10 epochs), smoke (seconds)."
+    ),
+    data: str | None = typer.Option(
+        None, help="Folder with the files of cifar10.", show_default="where `zeno data` puts them"
+    ),
+    model: str | None = typer.Option(None, help="Network in place of the scale's.", show_default=False),
+    epochs: int | None = typer.Option(None, help="Epochs of 25 steps in place of the scale's.", show_default=False),
+    repeats: int | None = typer.Option(None, help="Repeats of every run in place of the scale's.", show_default=False),
+    seed: int | None = typer.Option(None, help="Seed of the first repeat.", show_default="0"),
+    precision: str | None = typer.Option(
+        None, help="What gradients are computed in: float32, or bf16 on processors made for it.", show_default="float32"
+    ),
+    device: str = typer.Option("cpu", help="What to compute on, such as cuda."),
+    processes: int | None = typer.Option(None, help="Runs to train at a time.", show_default="one a core; one on cuda"),
+    resume: Path | None = typer.Option(
+        None, help="Go on in this folder: what is missing there, at its scale.", show_default=False
+    ),
+    out_folder: Path | None = OUT,
+    as_json: bool = JSON,
+) -> None:
+    """Run the paper's experiments on its data, and say of each of its claims whether it holds.
+
+    Needs CIFAR-10 (`zeno data cifar10`), but for the scale smoke. What is finished is kept, also by Ctrl-C.
+    """
+    given = {"model": model, "epochs": epochs, "repeats": repeats, "repeats_of_hard": repeats, "seed": seed}
+    given |= {"precision": precision}
+    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if resume is not None:
+        if out_folder is not None or changed:
+            raise ValueError(
+                "A reproduction is resumed at its own scale, in its own folder. Leave out what changes it."
+            )
+        if not (resume / experiments.SCALE_FILE).is_file():
+            raise ValueError(
+                f"There is nothing to resume in {resume}. Name a folder that `zeno reproduce` has written."
+            )
+        chosen = experiments.Scale(**_read_toml(resume / experiments.SCALE_FILE))
+    else:
+        chosen = replace(find("scale", scale, experiments.SCALES), **changed)
+    chosen = replace(chosen, data=data)
+    planned = experiments.figures(chosen, figure or ())
+    _reproduce(
+        chosen, planned, resume or _new_folder(out_folder, f"reproduce-{chosen.name}"), device, processes, as_json
+    )
+
+
+@app.command()
 def rules() -> None:
     """List the rules: what makes one update of the candidates."""
     _list("rule", RULES)
@@ -263,7 +316,7 @@ def data(
 
 @app.command()
 def bench(
-    what: str = typer.Argument("rules", help="rules, growth, steps, cluster, nan, or all."),
+    what: str = typer.Argument("rules", help="rules, growth, steps, cost, cluster, nan, or all."),
     size: list[int] = typer.Option([1_310_922, 10_000_000], help="Parameters (d) for rules; repeat for more."),
     threads: int = typer.Option(2, help="Torch threads."),
     json_file: Path | None = typer.Option(None, "--json", help="Write the figures to this file."),
@@ -441,6 +494,53 @@ def _show_matrix(planned: matrices.Matrix, grids: Sequence[matrices.Grid], folde
             out.print(table, "")
     out.print(f"test accuracy in percent; bold: the best rule. {report.MARKS}", markup=False, highlight=False)
     print(f"matrix.md, matrix.json, pictures and cells are in {folder}")
+
+
+def _reproduce(
+    scale: experiments.Scale,
+    figures: Sequence[experiments.Figure],
+    folder: Path,
+    device: str,
+    processes: int | None,
+    as_json: bool,
+) -> None:
+    """Trains the runs that are missing, then judges and writes what there is; Ctrl-C and SIGTERM keep it."""
+    interrupted: KeyboardInterrupt | None = None
+    to_do = len(experiments.missing(figures, experiments.read(folder)))
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=err,
+        speed_estimate_period=600,  # runs of several rules take turns
+    ) as progress:
+        bar = progress.add_task(f"{to_do} runs", total=None)
+        try:
+            experiments.run(
+                scale, figures, folder, device, processes, lambda n, of: progress.update(bar, completed=n, total=of)
+            )
+        except KeyboardInterrupt as stopped:
+            interrupted = stopped
+        except RuntimeError as failed:
+            err.print(str(failed), markup=False, soft_wrap=True)
+            err.print(_to_go_on(folder, "reproduce"), markup=False, soft_wrap=True)
+            raise typer.Exit(1) from None
+    everything, curves = experiments.figures(scale), experiments.read(folder)
+    found = experiments.judge(scale.name, experiments.Evidence(everything, curves))
+    if folder.exists():
+        pages.write(scale, everything, curves, found, folder)
+    if as_json:
+        print(json.dumps(pages.as_json(scale, everything, curves, found), indent=2))
+    else:
+        out.print(pages.claims_table(found))
+        print(f"{pages.SUMMARY_FILE}, pictures and curves are in {folder}")
+    if interrupted is not None:
+        left = len(experiments.missing(figures, curves))
+        print(f"interrupted: {left} runs are left; {_to_go_on(folder, 'reproduce')}", file=sys.stderr)
+        raise typer.Exit(128 + getattr(interrupted, "signal_number", signal.SIGINT))
 
 
 def _list(what: str, known: Mapping[str, Any]) -> None:

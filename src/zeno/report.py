@@ -49,8 +49,8 @@ def curves(runs: Mapping[str, Sequence[Record]], path: Path, title: str = "") ->
         seen = [r for r in records if r.evaluated]
         steps = [r.step + 1 for r in seen]
         style = {"label": name, "linestyle": LINES[k % len(LINES)], "linewidth": 2}
-        accuracy.plot(steps, [_or_nan(r.accuracy) for r in seen], **style)
-        loss.plot(steps, [_or_nan(r.train_loss) for r in seen], **style)
+        accuracy.plot(steps, [or_nan(r.accuracy) for r in seen], **style)
+        loss.plot(steps, [or_nan(r.train_loss) for r in seen], **style)
     accuracy.set(xlabel="step", ylabel="test accuracy", ylim=(0, 1))
     loss.set(xlabel="step", ylabel="train loss", yscale="log")
     for axes in (accuracy, loss):
@@ -60,7 +60,7 @@ def curves(runs: Mapping[str, Sequence[Record]], path: Path, title: str = "") ->
     figure.savefig(path, dpi=120)
 
 
-def _or_nan(value: float | None) -> float:
+def or_nan(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
@@ -157,7 +157,7 @@ def heat_map(grid: Grid, path: Path) -> None:
     """Rules down, faults across, the accuracy as colour and number, as a PNG."""
     names = [row[0].told for row in grid.rows]
     columns = [*grid.faults, "worst"]
-    numbers = [[*(_or_nan(entry.accuracy) for entry in row), _or_nan(worst(row))] for row in grid.rows]
+    numbers = [[*(or_nan(entry.accuracy) for entry in row), or_nan(worst(row))] for row in grid.rows]
     values = 100 * np.array(numbers)
     colours = colormaps["viridis"].with_extremes(bad="0.85")
     figure = Figure(figsize=(4 + 0.62 * len(columns), 1.9 + 0.36 * len(names)), layout="constrained")

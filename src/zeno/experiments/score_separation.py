@@ -1,6 +1,6 @@
 """How well one step's scores tell good candidates from flipped ones on CIFAR-10.
 
-    python experiments/score_separation.py [--data FOLDER] [--dropout 0.25] [--steps 30]
+    python -m zeno.experiments.score_separation [--data FOLDER] [--dropout 0.25] [--steps 30]
 
 Trains small_cnn for some steps on batches of which a share is flipped, and at every third step draws 8 good and 12
 flipped candidates. Prints the chance that a good one scores above a flipped one (AUC; 0.5 is chance) for scores on
@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 
-from zeno import Batch, Problem, tasks
-from zeno.data import draw, generator
+from zeno import tasks
+from zeno.data import Batch, draw, generator
+from zeno.problem import Problem
 from zeno.rules.memory import squared_norms
 
 GOOD, FLIPPED, BATCH, LR, RHO = 8, 12, 100, 0.1, 5e-4

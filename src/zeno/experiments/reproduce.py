@@ -1,0 +1,189 @@
+"""Trains the runs of the figures that are missing, and keeps what came of each.
+
+A folder holds `scale.toml`, `curves.jsonl` (one JSON line a finished run, flushed as it comes) and `runs/`, with a run
+folder for each: a run that was stopped goes on from its newest checkpoint, and finished ones are never trained again.
+"""
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from zeno import tasks
+from zeno.experiments.figures import Figure
+from zeno.experiments.scales import Scale, data_of, key
+from zeno.faults import FAULTS
+from zeno.processes import Died, in_processes
+from zeno.records import RECORDS_FILE, RUN_FILE, Record, summarize
+from zeno.run import Run, name_of
+from zeno.setup import Setup
+from zeno.spec import describe
+from zeno.stop import Stop, Stopped
+from zeno.train import train
+
+SCALE_FILE = "scale.toml"
+CURVES_FILE = "curves.jsonl"
+RUNS = "runs"
+CHECKPOINT_EVERY = 25
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What came of one run: an entry for each evaluation."""
+
+    steps: list[int]
+    accuracy: list[float | None]
+    train_loss: list[float | None]  # None where it was not finite
+    faulty_kept: float | None
+    faulty_among_kept: float | None
+    skipped: int
+    seconds: float | None  # of training, over all steps
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> "Curve":
+        seen, summary = [r for r in records if r.evaluated], summarize(records)
+        return cls(
+            steps=[r.step + 1 for r in seen],
+            accuracy=[r.accuracy for r in seen],
+            train_loss=[r.train_loss for r in seen],
+            faulty_kept=summary.faulty_kept,
+            faulty_among_kept=summary.faulty_among_kept,
+            skipped=summary.skipped,
+            seconds=None if summary.seconds_per_step is None else summary.seconds_per_step * len(records),
+        )
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to train in a folder of its own."""
+
+    run: Run
+    folder: Path
+    setup: Setup
+
+
+def folder_of(run: Run) -> str:
+    """A name that says what the run is, with a few digits that tell it from every other."""
+    fault = f"{describe(run.fault, FAULTS)}-q{run.faulty}" if run.faulty else "no-faults"
+    parts = f"{type(run.split).__name__}-{fault}-{name_of(run.rule)}-seed{run.seed}".lower()
+    return f"{re.sub(r'[^a-z0-9_.]+', '-', parts)}-{hashlib.sha256(key(run).encode()).hexdigest()[:8]}"
+
+
+def runs_of(figures: Sequence[Figure]) -> list[Run]:
+    """Each run once, though several figures may share it; first repeats first."""
+    found = {key(run): run for figure in figures for run in figure.runs}
+    return sorted(found.values(), key=lambda run: run.seed)
+
+
+def missing(figures: Sequence[Figure], curves: Mapping[str, Curve]) -> list[Run]:
+    return [run for run in runs_of(figures) if key(run) not in curves]
+
+
+def run(
+    scale: Scale,
+    figures: Sequence[Figure],
+    folder: Path,
+    device: str = "cpu",
+    processes: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Curve]:
+    """Trains what is missing, several runs at a time, and returns the curves of all finished runs by their keys.
+
+    `on_progress` is told every second how many steps are done, and of how many. Ctrl-C and SIGTERM raise
+    `KeyboardInterrupt`; what was done until then is in the folder.
+    """
+    if processes is not None and processes < 1:
+        raise ValueError(f"A reproduction needs at least one process. Found processes={processes}.")
+    tasks.load(scale.task, data_of(scale))  # says what is wrong before anything is written
+    _claim(scale, folder)
+    curves = read(folder)
+    _rewrite(folder, curves)
+    setup = Setup(device=device, checkpoint_every=CHECKPOINT_EVERY, checkpoints=1)
+    jobs = [Job(one, folder / RUNS / folder_of(one), setup) for one in missing(figures, curves)]
+    total = sum(one.steps for one in runs_of(figures))
+    trained = total - sum(job.run.steps for job in jobs)
+    failed: list[str] = []
+    last_look = 0.0
+
+    with (folder / CURVES_FILE).open("a", encoding="utf-8") as file, Stop("stopping; what is done is kept") as stop:
+
+        def look() -> bool:
+            nonlocal last_look
+            if on_progress is not None and time.monotonic() - last_look > 1:
+                last_look = time.monotonic()
+                on_progress(trained + sum(_steps_done(job.folder) for job in jobs), total)
+            return stop.asked is not None
+
+        for job, outcome in in_processes(measure, jobs, processes or _processes(device), look):
+            if isinstance(outcome, Curve):
+                curves[key(job.run)] = outcome
+                file.write(_line(key(job.run), outcome))
+                file.flush()
+            else:
+                failed.append(f"{job.folder.name}: {outcome.how if isinstance(outcome, Died) else outcome}")
+        if stop.asked is not None:
+            raise Stopped(stop.asked)
+    if on_progress is not None:
+        on_progress(total, total)
+    if failed:
+        raise RuntimeError(f"{len(failed)} runs failed, the others are kept. The first: {failed[0]}.")
+    return curves
+
+
+def measure(job: Job) -> Curve | str:
+    """Trains one run to its end; an error is told in words, for the other process."""
+    try:
+        resume = (job.folder / RUN_FILE).is_file()
+        return Curve.of(train(job.run, job.folder, setup=job.setup, resume=resume))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def read(folder: Path) -> dict[str, Curve]:
+    """The curves of the finished runs by their keys; a line that was cut off is left out."""
+    found = {}
+    if (folder / CURVES_FILE).exists():
+        for line in (folder / CURVES_FILE).read_bytes().split(b"\n")[:-1]:
+            try:
+                values = json.loads(line)
+            except ValueError:
+                continue
+            name = values.pop("run")
+            found[name] = Curve(**values)
+    return found
+
+
+def _claim(scale: Scale, folder: Path) -> None:
+    """Makes the folder that of this scale, and refuses one of another."""
+    path = folder / SCALE_FILE
+    if path.exists() and path.read_text(encoding="utf-8") != scale.to_toml():
+        raise ValueError(f"The folder {folder} holds another scale, in {SCALE_FILE}. Name another one with --out.")
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(scale.to_toml(), encoding="utf-8")
+
+
+def _line(name: str, curve: Curve) -> str:
+    return json.dumps({"run": name, **asdict(curve)}, allow_nan=False) + "\n"
+
+
+def _rewrite(folder: Path, curves: Mapping[str, Curve]) -> None:
+    """The curves without what was cut off: a file that is the old or the new one at any moment."""
+    new = folder / f".{CURVES_FILE}.new"
+    new.write_text("".join(_line(name, curve) for name, curve in curves.items()), encoding="utf-8")
+    os.replace(new, folder / CURVES_FILE)
+
+
+def _steps_done(folder: Path) -> int:
+    path = folder / RECORDS_FILE
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _processes(device: str) -> int:
+    """One for each core; but one GPU has no use for several."""
+    if device != "cpu":
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
