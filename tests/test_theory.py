@@ -70,7 +70,7 @@ class Problem:
             curvature=self.curvature,
             variance=variance,
             second_moment=variance + self.squared_gradient,
-            own_variance=0.0 if own is None else of_one / own,
+            own_variance=None if own is None else of_one / own,
             curvature_gap=self.curvature_gap,
         )
 
@@ -538,8 +538,8 @@ def test_proven_bounds_imply_those_of_the_paper_where_scores_are_on_all_data() -
                 assert theory.proven_decrease_bound(KNOWN, setting, squared, disjoint) <= paper
 
 
-@pytest.mark.parametrize("own_variance", [0.0, 0.01, 1.0])
-def test_recommended_settings_have_the_smallest_bounds(own_variance: float) -> None:
+@pytest.mark.parametrize("own_variance", [None, 0.0, 0.01, 1.0])
+def test_recommended_settings_have_the_smallest_bounds(own_variance: float | None) -> None:
     known, lr = replace(KNOWN, own_variance=own_variance), 0.05
     trim, rho = theory.recommend(known, workers=10, faulty=6, lr=lr)
     setting = Setting(10, 6, trim, lr, rho)
@@ -579,6 +579,12 @@ def test_the_average_bound_nears_the_floor_as_lr_falls() -> None:
                 replace(KNOWN, own_variance=1.0), Setting(4, 2, 2, 0.1, 0.0125), squared_gradient=1.0
             ),
             "rho above curvature_gap * lr^2 / 2 = 0.0125. Found rho=0.0125",
+        ),
+        (  # equal gradients of all samples do not make all samples equal
+            lambda: theory.proven_decrease_bound(
+                replace(KNOWN, own_variance=0.0), Setting(4, 2, 2, 0.1, 0.0124), squared_gradient=1.0
+            ),
+            "rho above curvature_gap * lr^2 / 2 = 0.0125. Found rho=0.0124",
         ),
     ],
 )

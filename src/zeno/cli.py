@@ -228,14 +228,16 @@ def reproduce(
     figure: list[str] | None = typer.Argument(
         None, help="Figures of the paper: label_flip, or one panel, label_flip/q12.", show_default="all"
     ),
-    scale: str = typer.Option(
-        "small", help="paper (full CNN, 200 epochs, 10 repeats), small (a quarter as wide, 10 epochs), smoke (seconds)."
+    scale: str | None = typer.Option(
+        None,
+        help="paper (full CNN, 200 epochs, 10 repeats), small (a quarter as wide, 10 epochs), smoke (seconds).",
+        show_default="small",
     ),
     data: str | None = typer.Option(
         None, help="Folder with the files of cifar10.", show_default="where `zeno data` puts them"
     ),
     model: str | None = typer.Option(None, help="Network in place of the scale's.", show_default=False),
-    epochs: int | None = typer.Option(None, help="Epochs of 25 steps in place of the scale's.", show_default=False),
+    epochs: int | None = typer.Option(None, help="Epochs in place of the scale's.", show_default=False),
     repeats: int | None = typer.Option(None, help="Repeats of every run in place of the scale's.", show_default=False),
     seed: int | None = typer.Option(None, help="Seed of the first repeat.", show_default="0"),
     precision: str | None = typer.Option(
@@ -257,7 +259,7 @@ def reproduce(
     given |= {"precision": precision}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if resume is not None:
-        if out_folder is not None or changed:
+        if out_folder is not None or scale is not None or changed:
             raise ValueError(
                 "A reproduction is resumed at its own scale, in its own folder. Leave out what changes it."
             )
@@ -265,14 +267,13 @@ def reproduce(
             raise ValueError(
                 f"There is nothing to resume in {resume}. Name a folder that `zeno reproduce` has written."
             )
-        chosen = experiments.Scale(**_read_toml(resume / experiments.SCALE_FILE))
+        chosen = experiments.scale_of(resume)
     else:
-        chosen = replace(find("scale", scale, experiments.SCALES), **changed)
+        chosen = replace(find("scale", scale or "small", experiments.SCALES), **changed)
     chosen = replace(chosen, data=data)
-    planned = experiments.figures(chosen, figure or ())
-    _reproduce(
-        chosen, planned, resume or _new_folder(out_folder, f"reproduce-{chosen.name}"), device, processes, as_json
-    )
+    folder = resume or _new_folder(out_folder, f"reproduce-{chosen.name}")
+    to_go_on = " ".join([_to_go_on(folder, "reproduce"), *(figure or ()), *(["--data", data] if data else [])])
+    _reproduce(chosen, experiments.figures(chosen, figure or ()), folder, device, processes, as_json, to_go_on)
 
 
 @app.command()
@@ -503,9 +504,11 @@ def _reproduce(
     device: str,
     processes: int | None,
     as_json: bool,
+    to_go_on: str,
 ) -> None:
     """Trains the runs that are missing, then judges and writes what there is; Ctrl-C and SIGTERM keep it."""
     interrupted: KeyboardInterrupt | None = None
+    failed: experiments.RunsFailed | None = None
     to_do = len(experiments.missing(figures, experiments.read(folder)))
     with Progress(
         TextColumn("{task.description}"),
@@ -513,7 +516,7 @@ def _reproduce(
         MofNCompleteColumn(),
         TextColumn("steps"),
         TimeElapsedColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
+        TimeRemainingColumn(),
         console=err,
         speed_estimate_period=600,  # runs of several rules take turns
     ) as progress:
@@ -524,23 +527,23 @@ def _reproduce(
             )
         except KeyboardInterrupt as stopped:
             interrupted = stopped
-        except RuntimeError as failed:
-            err.print(str(failed), markup=False, soft_wrap=True)
-            err.print(_to_go_on(folder, "reproduce"), markup=False, soft_wrap=True)
-            raise typer.Exit(1) from None
-    everything, curves = experiments.figures(scale), experiments.read(folder)
-    found = experiments.judge(scale.name, experiments.Evidence(everything, curves))
-    if folder.exists():
-        pages.write(scale, everything, curves, found, folder)
-    if as_json:
-        print(json.dumps(pages.as_json(scale, everything, curves, found), indent=2))
-    else:
-        out.print(pages.claims_table(found))
-        print(f"{pages.SUMMARY_FILE}, pictures and curves are in {folder}")
+        except experiments.RunsFailed as error:
+            failed = error
+    curves = experiments.read(folder)
+    if curves:
+        found, results = pages.write(scale, curves, folder)
+        if as_json:
+            print(json.dumps(results, indent=2))
+        else:
+            out.print(pages.claims_table(found))
+            print(f"{pages.SUMMARY_FILE}, pictures and curves are in {folder}")
     if interrupted is not None:
         left = len(experiments.missing(figures, curves))
-        print(f"interrupted: {left} runs are left; {_to_go_on(folder, 'reproduce')}", file=sys.stderr)
+        print(f"interrupted: {left} runs are left; {to_go_on}", file=sys.stderr)
         raise typer.Exit(128 + getattr(interrupted, "signal_number", signal.SIGINT))
+    if failed is not None:
+        print(f"{failed} {to_go_on[0].upper()}{to_go_on[1:]}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def _list(what: str, known: Mapping[str, Any]) -> None:

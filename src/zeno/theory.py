@@ -19,19 +19,22 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is known of the loss on every single sample, of the gradient v of a good worker, and of the scores."""
+    """What is known of the loss on every single sample, of the gradient v_i of a good worker, and of the scores.
+
+    Where workers have disjoint data, V and G are for the data of every worker, that of the faulty ones included.
+    """
 
     smoothness: float  # L: f(y) - f(x) - <grad f(x), y - x> is at most L/2 |y - x|^2 ...
     curvature: float  # mu: ... and at least mu/2 |y - x|^2; below 0 where the loss is not convex
-    variance: float  # V >= E |v - E v|^2
-    second_moment: float  # G >= E |v|^2
-    own_variance: float = 0.0  # V_r >= E |grad f_r(x) - g|^2: that of one sample over n_r; 0: scores are on all data
+    variance: float  # V >= E |v_i - E v_i|^2
+    second_moment: float  # G >= E |v_i|^2
+    own_variance: float | None = None  # V_r >= E |grad f_r(x) - g|^2: one sample's over n_r; None: scores on all data
     curvature_gap: float | None = None  # D: f_r - F bends down by D/2 |y - x|^2 at most; None: L - mu, always enough
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "curvature_gap" or value is not None:
+            if value is not None or field.default is not None:
                 _check_number(field.name, value, least=-math.inf if field.name == "curvature" else 0.0)
         for name in ("smoothness", "second_moment"):
             if getattr(self, name) == 0:
@@ -45,7 +48,7 @@ class Assumptions:
     @property
     def gap(self) -> float:
         """D in use: nothing where scores are on all data."""
-        if self.own_variance == 0:
+        if self.own_variance is None:
             return 0.0
         return self.smoothness - self.curvature if self.curvature_gap is None else self.curvature_gap
 
@@ -151,7 +154,7 @@ def proven_decrease_bound(
 def proven_average_gradient_bound(
     problem: Assumptions, setting: Setting, steps: int, excess: float, disjoint: bool = False
 ) -> float:
-    """What holds instead of the corollaries, for any lr: V_r is that of the step where it is largest."""
+    """What holds instead of the corollaries, for any lr: G and V_r are those of the steps where they are largest."""
     _check_count("steps", steps, 1)
     _check_number("excess", excess)
     times = 2 if disjoint else 1
@@ -164,19 +167,19 @@ def proven_floor(problem: Assumptions, workers: int, faulty: int, disjoint: bool
     sqrt(V_r G): more samples of the server's own lower it, more workers do not. From V_r = G on it promises nothing.
     """
     _check_counts(workers, faulty, faulty)
-    noise = math.sqrt(problem.own_variance * problem.second_moment)
+    noise = math.sqrt((problem.own_variance or 0.0) * problem.second_moment)
     return _of_the_missing(problem, workers, faulty) + 2 * noise if disjoint else noise
 
 
 def recommend(problem: Assumptions, workers: int, faulty: int, lr: float) -> Recommendation:
     """The trim and rho with the best bound, where at most `faulty` of the workers are feared to be faulty.
 
-    trim is no more than that: every further candidate left out is a good one, and raises the paper's floor. rho is the
-    smallest that the theorem admits if the server scores on all data. On a few samples it makes the proven bound
+    trim is no more than that, which makes the paper's floor smallest; the proven bound does not depend on it. rho is
+    the smallest that the theorem admits if the server scores on all data. On a few samples it makes the proven bound
     smallest: a larger one shuns large candidates, good ones too; a smaller one lets chance promote large bad ones.
     """
     _check_counts(workers, faulty, faulty)
-    best = problem.gap * lr**2 / 2 + lr / 2 * math.sqrt(problem.own_variance / problem.second_moment)
+    best = problem.gap * lr**2 / 2 + lr / 2 * math.sqrt((problem.own_variance or 0.0) / problem.second_moment)
     return Recommendation(trim=faulty, rho=max(smallest_rho(problem, lr), best))
 
 
@@ -185,7 +188,9 @@ def _of_the_step(problem: Assumptions, setting: Setting) -> float:
 
 
 def _of_the_scores(problem: Assumptions, setting: Setting) -> float:
-    if problem.own_variance == 0:
+    if problem.own_variance is None:
+        return 0.0
+    if problem.own_variance == 0 and setting.beta >= problem.gap * (1 - 1e-12):
         return 0.0
     if setting.beta <= problem.gap:
         raise ValueError(

@@ -121,7 +121,7 @@ def _saved(run: Run, folder: Path | None) -> tuple[list[Record], dict[str, Any] 
     if folder is None or not (folder / RUN_FILE).is_file():
         raise ValueError(f"There is no run to resume in {folder}. Name a folder that `zeno train` has written.")
     there, here = (_by_name(text) for text in ((folder / RUN_FILE).read_text(encoding="utf-8"), run.to_toml()))
-    for name in (f.name for f in fields(run) if f.name != "steps"):
+    for name in (f.name for f in fields(run) if f.name not in ("steps", "data")):  # the data may have moved
         of_this_process = " at 0x" in here.get(name, "")  # an object of the user's own that has no text
         if there.get(name) != here.get(name) and not of_this_process:
             other, this = (settings.get(name, f"no {name}") for settings in (there, here))

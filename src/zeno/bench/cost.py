@@ -67,7 +67,7 @@ class Cost:
 
         worker = f"one worker's gradient of {self.worker_samples} samples"
         return [
-            Claim(f"Zeno costs about n_r = {N_R} times as much as Median", ABOUT * N_R, *ratios("median")),
+            Claim(f"Zeno costs at most about n_r = {N_R} times as much as Median", ABOUT * N_R, *ratios("median")),
             Claim("Zeno costs less than Krum", 1.0, *ratios("krum")),
             Claim(f"Zeno costs less than {worker}", 1.0, *ratios(GRADIENT)),
             Claim("the same with the running statistics, which are ours", 1.0, *ratios(GRADIENT, STATISTICS)),

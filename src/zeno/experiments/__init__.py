@@ -2,7 +2,7 @@
 
 from zeno.experiments.claims import CLAIMS, Claim, Evidence, Finding, Verdict, judge
 from zeno.experiments.figures import FIGURES, Figure, Panel, figures
-from zeno.experiments.reproduce import SCALE_FILE, Curve, missing, read, run
+from zeno.experiments.reproduce import SCALE_FILE, Curve, RunsFailed, missing, read, run, scale_of
 from zeno.experiments.scales import SCALES, Scale
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Figure",
     "Finding",
     "Panel",
+    "RunsFailed",
     "Scale",
     "Verdict",
     "figures",
@@ -23,4 +24,5 @@ __all__ = [
     "missing",
     "read",
     "run",
+    "scale_of",
 ]

@@ -13,12 +13,11 @@ from zeno.data import Disjoint
 from zeno.experiments.scales import Scale
 from zeno.faults import BitFlip, Fault, LabelFlip, SignFlip
 from zeno.rules import Krum, Mean, Median, Rule, Zeno
-from zeno.run import Run
+from zeno.run import PAPER_TRIM, Run
 
 WITHOUT_FAULTS = "mean without faults"
 BASELINES = ("mean", "median", "krum")  # of the paper
 OURS = "zeno_auto"  # the best Zeno of our own, beside the paper's in every figure
-TRIM_WITHOUT_FAULTS = 4
 MOST_OF_KRUM = 8
 DISJOINT_LR = 0.05
 HARD = 12  # faulty workers, of 20
@@ -90,7 +89,7 @@ def batch_size(scale: Scale) -> Figure:
     base = replace(scale.run(), fault=LabelFlip(), faulty=8)
     rules = {f"n_r = {n}": Zeno(trim=9, batch_size=n) for n in (1, 2, 4, 8, 16)}
     shows = "How many samples of its own the server needs to score on."
-    return Figure("batch_size", "Zeno's batch, label flip", shows, (_panel_of(scale, base, "q8", "q = 8", rules),))
+    return Figure("batch_size", "Zeno's batch, label flip", shows, (_of_zeno(scale, base, "q8", "q = 8", rules),))
 
 
 def rho_and_trim(scale: Scale) -> Figure:
@@ -98,7 +97,7 @@ def rho_and_trim(scale: Scale) -> Figure:
     base = replace(scale.run(), fault=LabelFlip(), faulty=8)
     rho = {f"rho = {value:g}": Zeno(trim=9, rho=value) for value in (5e-5, 5e-4, 5e-3)}
     trim = {f"b = {value}": Zeno(trim=value) for value in (9, 12, 16)}
-    panels = _panel_of(scale, base, "rho", "rho, b = 9", rho), _panel_of(scale, base, "trim", "b, rho = 5e-4", trim)
+    panels = _of_zeno(scale, base, "rho", "rho, b = 9", rho), _of_zeno(scale, base, "trim", "b, rho = 5e-4", trim)
     return Figure("rho_and_trim", "Zeno's rho and b, label flip, q = 8", "How much hangs on rho and b.", panels)
 
 
@@ -135,7 +134,7 @@ def figures(scale: Scale, names: Sequence[str] = ()) -> list[Figure]:
         name, _, panel = text.partition("/")
         there = [p for p in made[name].panels if not panel or p.name == panel] if name in made else []
         if not there:
-            known = [f"{f.name}/{p.name}" if len(f.panels) > 1 else f.name for f in made.values() for p in f.panels]
+            known = [f"{f.name}/{p.name}" for f in made.values() if len(f.panels) > 1 for p in f.panels]
             raise ValueError(f"There is no figure {text!r}. There are: {', '.join([*made, *known])}.")
         chosen.setdefault(name, []).extend(p for p in there if p not in chosen.get(name, ()))
     return [replace(made[name], panels=tuple(panels)) for name, panels in chosen.items()]
@@ -157,7 +156,7 @@ def _by_faulty(scale: Scale, base: Run, fault: Fault) -> tuple[Panel, ...]:
 
 def _panel(scale: Scale, base: Run) -> Panel:
     """The paper's curves, and ours."""
-    trim = base.faulty + 1 if base.faulty else TRIM_WITHOUT_FAULTS
+    trim = base.faulty + 1 if base.faulty else PAPER_TRIM
     rules: dict[str, Rule] = {
         "mean": Mean(),
         "median": Median(),
@@ -165,15 +164,20 @@ def _panel(scale: Scale, base: Run) -> Panel:
         "zeno": Zeno(trim=trim),
         OURS: Zeno.auto(),
     }
-    panel = _panel_of(scale, base, f"q{base.faulty}", f"q = {base.faulty}", rules)
-    if not base.faulty:
-        return panel
-    good = tuple(replace(run, rule=Mean(), fault=LabelFlip(), faulty=0) for run in panel.curves["mean"])
-    return replace(panel, curves={WITHOUT_FAULTS: good, **panel.curves})
+    return _panel_of(scale, base, f"q{base.faulty}", f"q = {base.faulty}", rules)
+
+
+def _of_zeno(scale: Scale, base: Run, name: str, title: str, rules: Mapping[str, Rule]) -> Panel:
+    """Variants of Zeno, and ours."""
+    return _panel_of(scale, base, name, title, {**rules, OURS: Zeno.auto()})
 
 
 def _panel_of(scale: Scale, base: Run, name: str, title: str, rules: Mapping[str, Rule]) -> Panel:
+    """A curve for each rule, beside the mean without faults where there are any."""
     repeats = scale.repeats_of_hard if base.faulty >= HARD else scale.repeats
-    seeds = range(scale.seed, scale.seed + repeats)
-    curves = {curve: tuple(replace(base, rule=rule, seed=seed) for seed in seeds) for curve, rule in rules.items()}
+    bases = [replace(base, seed=seed) for seed in range(scale.seed, scale.seed + repeats)]
+    curves = {curve: tuple(replace(one, rule=rule) for one in bases) for curve, rule in rules.items()}
+    if base.faulty:
+        good = tuple(replace(one, rule=Mean(), fault=LabelFlip(), faulty=0) for one in bases)
+        curves = {WITHOUT_FAULTS: good, **curves}
     return Panel(name, title, curves)

@@ -8,13 +8,15 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 from matplotlib import figure as mpl
 from matplotlib.ticker import MaxNLocator
 from rich import box
 from rich.table import Table
 
-from zeno.experiments.claims import CHANCE, Evidence, Finding, end
+from zeno.experiments.claims import CHANCE, Evidence, Finding, accuracy_of, judge, loss_of
 from zeno.experiments.figures import BASELINES, OURS, WITHOUT_FAULTS, Figure, Panel
+from zeno.experiments.figures import figures as all_figures
 from zeno.experiments.reproduce import Curve, runs_of
 from zeno.experiments.scales import SCALES, Scale, key
 from zeno.report import LINES, or_nan
@@ -34,16 +36,18 @@ LOOKS = {  # of the curves that most figures share: (colour, line)
 HIGHEST_LOSS = 2 * CHANCE  # that is drawn: one curve that diverges would flatten all others
 
 
-def write(
-    scale: Scale, figures: Sequence[Figure], curves: Mapping[str, Curve], found: Sequence[Finding], folder: Path
-) -> None:
-    """The pictures of all figures that have a curve, the page, and the same as JSON."""
+def write(scale: Scale, curves: Mapping[str, Curve], folder: Path) -> tuple[list[Finding], dict[str, Any]]:
+    """The pictures of all figures that have a curve, the page, and the same as JSON; returns what is on them."""
+    figures = all_figures(scale)
+    evidence = Evidence(figures, curves)
+    found = judge(scale, evidence)
     for figure in figures:
         if _begun(figure, curves):
             draw(scale, figure, curves, folder / f"{figure.name}.png")
-    (folder / SUMMARY_FILE).write_text(summary(scale, figures, curves, found), encoding="utf-8")
-    results = json.dumps(as_json(scale, figures, curves, found), indent=2)
-    (folder / RESULTS_FILE).write_text(results + "\n", encoding="utf-8")
+    (folder / SUMMARY_FILE).write_text(summary(scale, figures, curves, evidence, found), encoding="utf-8")
+    results = as_json(scale, figures, evidence, found)
+    (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return found, results
 
 
 def _begun(figure: Figure, curves: Mapping[str, Curve]) -> bool:
@@ -70,7 +74,8 @@ def draw(scale: Scale, figure: Figure, curves: Mapping[str, Curve], path: Path) 
             one.set_xlabel("epoch")
             one.xaxis.set_major_locator(MaxNLocator(integer=True))
             one.grid(alpha=0.3)
-        axes[0].legend(fontsize=8)
+        if axes[0].lines:
+            axes[0].legend(fontsize=8)
     picture.suptitle(f"{figure.title} ({scale.task}, {scale.model}; grey line: the loss of guessing)", fontsize=11)
     picture.savefig(path, dpi=110)
 
@@ -82,13 +87,20 @@ def _draw(
     if not repeats:
         return
     epochs = range(1, scale.epochs + 1)
-    columns = [[or_nan(value) for value in column] for column in zip(*repeats, strict=True)]
-    axes.plot(epochs, [mean(column) for column in columns], color=colour, linestyle=line, linewidth=2, label=label)
+    values = np.array([[or_nan(value) for value in one] for one in repeats])  # [repeats, epochs]
+    axes.plot(epochs, values.mean(axis=0), color=colour, linestyle=line, linewidth=2, label=label)
     if len(repeats) > 1:
-        axes.fill_between(epochs, [*map(min, columns)], [*map(max, columns)], color=colour, alpha=0.15, linewidth=0)
+        low, high = np.fmin.reduce(values), np.fmax.reduce(values)  # of those that are finite
+        axes.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def summary(scale: Scale, figures: Sequence[Figure], curves: Mapping[str, Curve], found: Sequence[Finding]) -> str:
+def summary(
+    scale: Scale,
+    figures: Sequence[Figure],
+    curves: Mapping[str, Curve],
+    evidence: Evidence,
+    found: Sequence[Finding],
+) -> str:
     """The one page: claims first, then every figure with its numbers."""
     runs = runs_of(figures)
     done = [curves[key(run)] for run in runs if key(run) in curves]
@@ -99,18 +111,23 @@ def summary(scale: Scale, figures: Sequence[Figure], curves: Mapping[str, Curve]
         "",
         f"{scale.task}, {scale.model}, {scale.epochs} epochs of {scale.steps_an_epoch} steps, 20 workers with batches "
         f"of 100, {scale.repeats} repeat(s), {scale.repeats_of_hard} where 12 are faulty, seeds from {scale.seed} on. "
-        f"{len(done)} of {len(runs)} runs are finished. Their steps took {hours:.1f} hours, one run after the other.",
+        f"{len(done)} of {len(runs)} runs are finished. Their steps took {hours:.1f} hours, one run after the other. "
+        f"Accuracy is on at most {scale.eval_samples:,} test samples, the loss on as many of the training set.",
         "",
         f"    {command(scale)}",
         "",
         "## At a glance",
         "",
-        *_glance(figures, curves),
+        "Accuracy at the end: the mean over the last fifth of the epochs, and over the repeats. "
+        f"*{OURS}* is told nothing, neither how many are faulty, nor rho, nor n_r; its first 20 steps are those of "
+        "the server's own gradient.",
+        "",
+        *_glance(figures, evidence),
         "",
         "## Claims",
         "",
-        f"{counts['holds']} hold, {counts['fails']} fail, {counts['not run']} were not run. Accuracy is that on the "
-        "test set, the mean over the last fifth of the epochs and over the repeats.",
+        f"{counts['holds']} hold, {counts['fails']} fail, {counts['not run']} were not run. *by*: how far it is from "
+        "where the verdict would turn, in points of accuracy unless it says loss; ±: standard error over the repeats.",
         "",
         "| claim of the paper | found | by | seen here |",
         "|---|---|---:|---|",
@@ -131,26 +148,24 @@ def summary(scale: Scale, figures: Sequence[Figure], curves: Mapping[str, Curve]
 def command(scale: Scale) -> str:
     """What to type to have all of this."""
     usual = SCALES.get(scale.name, scale)
-    flags = {"repeats": scale.repeats_of_hard} if scale.repeats_of_hard != usual.repeats_of_hard else {}
     names = ("model", "epochs", "seed", "precision")
-    flags |= {name: getattr(scale, name) for name in names if getattr(scale, name) != getattr(usual, name)}
+    flags = {name: getattr(scale, name) for name in names if getattr(scale, name) != getattr(usual, name)}
+    if (scale.repeats, scale.repeats_of_hard) != (usual.repeats, usual.repeats_of_hard):
+        flags["repeats"] = scale.repeats
     return " ".join(["zeno reproduce --scale", scale.name, *(f"--{name} {value}" for name, value in flags.items())])
 
 
-def _glance(figures: Sequence[Figure], curves: Mapping[str, Curve]) -> list[str]:
+def _glance(figures: Sequence[Figure], evidence: Evidence) -> list[str]:
     """A line for each panel with the paper's curves: what there is to reach, the best baseline, Zeno, and ours."""
     lines = [
-        f"Accuracy at the end. *{OURS}* is told nothing: neither how many are faulty, nor rho, nor n_r.",
-        "",
         f"| | {WITHOUT_FAULTS} | best of {', '.join(BASELINES)} | zeno, as in the paper | {OURS} |",
         "|---|---:|---:|---:|---:|",
     ]
-    evidence = Evidence(figures, curves)
     for figure in figures:
         for panel in figure.panels:
-            if OURS not in panel.curves:
+            if "zeno" not in panel.curves:
                 continue
-            ends = {name: evidence.accuracy_if_run((figure.name, panel.name), name) for name in panel.curves}
+            ends = {name: evidence.accuracy((figure.name, panel.name), name) for name in panel.curves}
             baselines = {name: value for name in BASELINES if (value := ends[name]) is not None}
             best = max(baselines, key=lambda name: baselines[name], default=None)
             shown = [
@@ -176,8 +191,8 @@ def by_text(finding: Finding) -> str:
     verdict = finding.verdict
     if verdict is None:
         return "-"
-    if verdict.unit == "of loss":
-        return "not finite" if not math.isfinite(verdict.by) else f"{verdict.by:+.3g} {verdict.unit}"
+    if verdict.unit == "loss":
+        return "not finite" if not math.isfinite(verdict.by) else f"{verdict.by:+.3g} of loss"
     error = "" if verdict.error is None else f" ± {100 * verdict.error:.1f}"
     return f"{100 * verdict.by:+.1f}{error}"
 
@@ -203,9 +218,8 @@ def _panel_table(panel: Panel, curves: Mapping[str, Curve]) -> list[str]:
 def _numbers(repeats: Sequence[Curve]) -> list[str]:
     if not repeats:
         return ["-"] * 4
-    ends = mean(end([or_nan(a) for a in one.accuracy]) for one in repeats)
-    best = mean(max(a for a in one.accuracy if a is not None) for one in repeats)
-    loss = mean(end([math.inf if v is None else v for v in one.train_loss]) for one in repeats)
+    ends, loss = mean(map(accuracy_of, repeats)), mean(map(loss_of, repeats))
+    best = mean(max(accuracy or 0.0 for accuracy in one.accuracy) for one in repeats)
     kept = [one.faulty_among_kept for one in repeats if one.faulty_among_kept is not None]
     shown = f"{loss:.2f}" if loss < 100 else f"{loss:.1e}" if math.isfinite(loss) else "not finite"
     return [f"{ends:.1%}", f"{best:.1%}", shown, f"{mean(kept):.0%}" if kept else "-"]
@@ -223,26 +237,27 @@ def claims_table(found: Sequence[Finding]) -> Table:
     return table
 
 
-def as_json(
-    scale: Scale, figures: Sequence[Figure], curves: Mapping[str, Curve], found: Sequence[Finding]
-) -> dict[str, Any]:
-    """All that the page shows, for scripts."""
-    evidence = Evidence(figures, curves)
+def as_json(scale: Scale, figures: Sequence[Figure], evidence: Evidence, found: Sequence[Finding]) -> dict[str, Any]:
+    """All that the page says, for scripts."""
+
+    def one(finding: Finding) -> dict[str, Any]:
+        verdict = finding.verdict
+        return {
+            "claim": finding.claim.name,
+            "says": finding.claim.says,
+            "found": finding.word,
+            "by": verdict.by if verdict and math.isfinite(verdict.by) else None,
+            "unit": verdict.unit if verdict else None,
+            "error": verdict.error if verdict else None,
+            "seen": _seen(finding),
+        }
+
     return {
         "scale": {name: value for name, value in asdict(scale).items() if name != "data"},
-        "claims": [
-            {
-                "claim": finding.claim.name,
-                "says": finding.claim.says,
-                "found": finding.word,
-                "by": finding.verdict.by if finding.verdict and math.isfinite(finding.verdict.by) else None,
-                "seen": _seen(finding),
-            }
-            for finding in found
-        ],
+        "claims": [one(finding) for finding in found],
         "figures": {
             figure.name: {
-                panel.name: {name: evidence.accuracy_if_run((figure.name, panel.name), name) for name in panel.curves}
+                panel.name: {name: evidence.accuracy((figure.name, panel.name), name) for name in panel.curves}
                 for panel in figure.panels
             }
             for figure in figures

@@ -4,18 +4,22 @@ A folder holds `scale.toml`, `curves.jsonl` (one JSON line a finished run, flush
 folder for each: a run that was stopped goes on from its newest checkpoint, and finished ones are never trained again.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import re
+import shutil
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from zeno import tasks
 from zeno.experiments.figures import Figure
-from zeno.experiments.scales import Scale, data_of, key
+from zeno.experiments.scales import Scale, key
 from zeno.faults import FAULTS
 from zeno.processes import Died, in_processes
 from zeno.records import RECORDS_FILE, RUN_FILE, Record, summarize
@@ -25,8 +29,14 @@ from zeno.spec import describe
 from zeno.stop import Stop, Stopped
 from zeno.train import train
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 SCALE_FILE = "scale.toml"
 CURVES_FILE = "curves.jsonl"
+LOCK_FILE = ".lock"
 RUNS = "runs"
 CHECKPOINT_EVERY = 25
 
@@ -55,6 +65,13 @@ class Curve:
             skipped=summary.skipped,
             seconds=None if summary.seconds_per_step is None else summary.seconds_per_step * len(records),
         )
+
+
+class RunsFailed(RuntimeError):  # noqa: N818
+    """Some runs ended with an error; the others are kept."""
+
+    def __init__(self, failed: Sequence[str]) -> None:
+        super().__init__(f"{len(failed)} runs failed, the others are kept: {'; '.join(failed)}.")
 
 
 @dataclass(frozen=True)
@@ -98,47 +115,61 @@ def run(
     """
     if processes is not None and processes < 1:
         raise ValueError(f"A reproduction needs at least one process. Found processes={processes}.")
-    tasks.load(scale.task, data_of(scale))  # says what is wrong before anything is written
-    _claim(scale, folder)
-    curves = read(folder)
-    _rewrite(folder, curves)
     setup = Setup(device=device, checkpoint_every=CHECKPOINT_EVERY, checkpoints=1)
-    jobs = [Job(one, folder / RUNS / folder_of(one), setup) for one in missing(figures, curves)]
+    to_train = missing(figures, read(folder))
+    if to_train:  # says what is wrong before anything is written
+        task = tasks.load(scale.task, Path(scale.data) if scale.data else None)
+        tasks.with_model(task, scale.model).model()
+    jobs = {folder / RUNS / folder_of(one): one for one in to_train}
     total = sum(one.steps for one in runs_of(figures))
-    trained = total - sum(job.run.steps for job in jobs)
+    trained = total - sum(one.steps for one in to_train)
     failed: list[str] = []
     last_look = 0.0
 
-    with (folder / CURVES_FILE).open("a", encoding="utf-8") as file, Stop("stopping; what is done is kept") as stop:
+    with _held(scale, folder), Stop("stopping; what is done is kept") as stop:
+        curves = read(folder)
+        _rewrite(folder, curves)
 
         def look() -> bool:
             nonlocal last_look
             if on_progress is not None and time.monotonic() - last_look > 1:
                 last_look = time.monotonic()
-                on_progress(trained + sum(_steps_done(job.folder) for job in jobs), total)
+                on_progress(trained + sum(map(_steps_done, jobs)), total)
             return stop.asked is not None
 
-        for job, outcome in in_processes(measure, jobs, processes or _processes(device), look):
+        work = [Job(one, where, setup) for where, one in jobs.items()]
+        for job, outcome in in_processes(measure, work, processes or _processes(device), look):
+            del jobs[job.folder]
             if isinstance(outcome, Curve):
+                trained += job.run.steps
                 curves[key(job.run)] = outcome
-                file.write(_line(key(job.run), outcome))
-                file.flush()
+                with (folder / CURVES_FILE).open("a", encoding="utf-8") as file:
+                    file.write(_line(key(job.run), outcome))
             else:
                 failed.append(f"{job.folder.name}: {outcome.how if isinstance(outcome, Died) else outcome}")
         if stop.asked is not None:
             raise Stopped(stop.asked)
     if on_progress is not None:
-        on_progress(total, total)
+        on_progress(trained, total)
     if failed:
-        raise RuntimeError(f"{len(failed)} runs failed, the others are kept. The first: {failed[0]}.")
+        raise RunsFailed(failed)
     return curves
 
 
 def measure(job: Job) -> Curve | str:
-    """Trains one run to its end; an error is told in words, for the other process."""
+    """Trains one run to its end; an error is told in words, for the other process.
+
+    The folder's name is that of the settings, so what cannot be gone on with there is damaged, and starts over.
+    """
+    there = (job.folder / RUN_FILE).is_file()
     try:
-        resume = (job.folder / RUN_FILE).is_file()
-        return Curve.of(train(job.run, job.folder, setup=job.setup, resume=resume))
+        try:
+            return Curve.of(train(job.run, job.folder, setup=job.setup, resume=there))
+        except ValueError:
+            if not there:
+                raise
+            shutil.rmtree(job.folder)
+            return Curve.of(train(job.run, job.folder, setup=job.setup))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -148,22 +179,39 @@ def read(folder: Path) -> dict[str, Curve]:
     found = {}
     if (folder / CURVES_FILE).exists():
         for line in (folder / CURVES_FILE).read_bytes().split(b"\n")[:-1]:
-            try:
+            with suppress(ValueError, TypeError, KeyError, AttributeError):
                 values = json.loads(line)
-            except ValueError:
-                continue
-            name = values.pop("run")
-            found[name] = Curve(**values)
+                name = values.pop("run")
+                found[name] = Curve(**values)
     return found
 
 
-def _claim(scale: Scale, folder: Path) -> None:
-    """Makes the folder that of this scale, and refuses one of another."""
+@contextmanager
+def _held(scale: Scale, folder: Path) -> Iterator[None]:
+    """Makes the folder that of this scale, and keeps others from training there at the same time."""
     path = folder / SCALE_FILE
-    if path.exists() and path.read_text(encoding="utf-8") != scale.to_toml():
+    if path.exists() and scale_of(folder) != replace(scale, data=None):
         raise ValueError(f"The folder {folder} holds another scale, in {SCALE_FILE}. Name another one with --out.")
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(scale.to_toml(), encoding="utf-8")
+    with (folder / LOCK_FILE).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(f"Another reproduction trains in {folder}. Wait for it, or name another folder.") from None
+        if not path.exists():
+            new = path.with_name(f".{SCALE_FILE}.new")
+            new.write_text(scale.to_toml(), encoding="utf-8")
+            os.replace(new, path)
+        yield
+
+
+def scale_of(folder: Path) -> Scale:
+    """The scale that a folder holds."""
+    text = (folder / SCALE_FILE).read_text(encoding="utf-8")
+    try:
+        return Scale(**tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, TypeError) as error:
+        raise ValueError(f"{folder / SCALE_FILE} is not that of a scale: {error}. Remove it to start over.") from None
 
 
 def _line(name: str, curve: Curve) -> str:

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from zeno.run import Run
 
@@ -59,7 +58,3 @@ SCALES = {
 def key(run: Run) -> str:
     """What tells runs apart: all that decides a result, and not where this machine has the data."""
     return "".join(line + "\n" for line in run.to_toml().splitlines() if not line.startswith("data = "))
-
-
-def data_of(scale: Scale) -> Path | None:
-    return Path(scale.data) if scale.data else None
