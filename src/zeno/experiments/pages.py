@@ -58,12 +58,12 @@ def _begun(figure: Figure, curves: Mapping[str, Curve]) -> bool:
 def draw(scale: Scale, figure: Figure, curves: Mapping[str, Curve], path: Path) -> None:
     """Accuracy on the test set on the left, cross entropy on the training set on the right; a row for each panel."""
     rows = len(figure.panels)
-    picture = mpl.Figure(figsize=(11, 0.6 + 3.4 * rows), layout="constrained")
+    picture = mpl.Figure(figsize=(12.5, 0.6 + 3.4 * rows), layout="constrained")
     for axes, panel in zip(picture.subplots(rows, 2, squeeze=False), figure.panels, strict=True):
         for k, (name, runs) in enumerate(panel.curves.items()):
             repeats = [curves[key(run)] for run in runs if key(run) in curves]
             colour, line = LOOKS.get(name, (COLOURS[k % len(COLOURS)], LINES[k % len(LINES)]))
-            label = name if len(repeats) == len(runs) else f"{name} ({len(repeats)} of {len(runs)} repeats)"
+            label = name if len(repeats) == len(runs) else f"{name} ({len(repeats)} of {len(runs)})"
             _draw(axes[0], scale, [one.accuracy for one in repeats], colour, line, label)
             _draw(axes[1], scale, [one.train_loss for one in repeats], colour, line, label)
         axes[0].set(title=f"{panel.title}: top-1 accuracy on the test set", ylabel="accuracy", ylim=(0, None))
@@ -75,7 +75,7 @@ def draw(scale: Scale, figure: Figure, curves: Mapping[str, Curve], path: Path) 
             one.xaxis.set_major_locator(MaxNLocator(integer=True))
             one.grid(alpha=0.3)
         if axes[0].lines:
-            axes[0].legend(fontsize=8)
+            axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     picture.suptitle(f"{figure.title} ({scale.task}, {scale.model}; grey line: the loss of guessing)", fontsize=11)
     picture.savefig(path, dpi=110)
 
