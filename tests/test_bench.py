@@ -137,6 +137,7 @@ def test_the_cost_of_everything_is_measured_and_shown(tmp_path: Path, monkeypatc
         assert line in text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 def test_collecting_on_ray_is_measured_beside_a_bare_loop() -> None:
     found = cluster.engine(workers=2, size=1000, rounds=2)

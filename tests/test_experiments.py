@@ -297,7 +297,7 @@ def test_what_is_finished_is_not_trained_again(folder: Path, monkeypatch: pytest
 def test_an_interrupted_reproduction_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     arguments = [sys.executable, "-c", "from zeno.cli import main; main()", "reproduce", PANEL, "--scale", "smoke"]
-    process = subprocess.Popen([*arguments, "--epochs", "8", "--repeats", "1", "--processes", "1", "--out", str(out)])
+    process = subprocess.Popen([*arguments, "--epochs", "4", "--repeats", "1", "--processes", "1", "--out", str(out)])
     try:
         until = time.monotonic() + 120
         while not experiments.read(out) and time.monotonic() < until:
@@ -306,7 +306,7 @@ def test_an_interrupted_reproduction_goes_on(tmp_path: Path, monkeypatch: pytest
         assert process.wait(60) == 130
     finally:
         process.kill()
-    scale = replace(SCALES["smoke"], epochs=8, repeats=1, repeats_of_hard=1)
+    scale = replace(SCALES["smoke"], epochs=4, repeats=1, repeats_of_hard=1)
     left = reproduce.missing(figures(scale, [PANEL]), experiments.read(out))
     assert 0 < len(left) < 6
     assert "runs are finished" in (out / pages.SUMMARY_FILE).read_text()
@@ -322,16 +322,16 @@ def test_a_run_that_fails_takes_no_other_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    (figure,) = figures(tiny(), [PANEL])
+    (figure,) = figures(tiny(), ["bit_flip/q8"])
     blocked = out / reproduce.RUNS / reproduce.folder_of(figure.runs[0])
     blocked.parent.mkdir(parents=True)
     blocked.write_text("not a folder")
     (out / experiments.SCALE_FILE).write_text(tiny().to_toml())
-    assert command(monkeypatch, PANEL, "--resume", out, "--processes", 1) == 1
+    assert command(monkeypatch, "bit_flip/q8", "--resume", out, "--processes", 1) == 1
     assert len(experiments.read(out)) == len({key(run) for run in figure.runs}) - 1
     told = capsys.readouterr().err
     assert "1 runs failed, the others are kept" in told
-    assert f"To go on: zeno reproduce --resume {out} {PANEL}" in told
+    assert f"To go on: zeno reproduce --resume {out} bit_flip/q8" in told
     assert "runs are finished" in (out / pages.SUMMARY_FILE).read_text()
     assert blocked.name in told.replace("\n", "")
 

@@ -251,6 +251,7 @@ def test_workers_that_are_killed_are_missing_for_a_while_and_come_back() -> None
         assert cluster.status == (4, 0, 0)
 
 
+@pytest.mark.slow
 def test_when_all_but_one_are_killed_in_one_step_the_one_goes_on_and_the_others_come_back() -> None:
     by_step = {1: lambda: os.kill(os.getpid(), signal.SIGKILL)}
     workers = [Odd(i, {} if i == 3 else by_step) for i in range(4)]
@@ -342,6 +343,7 @@ def test_training_survives_killed_and_stopped_workers(monkeypatch: pytest.Monkey
     assert abs(records[-1].accuracy - undisturbed[-1].accuracy) < 0.05
 
 
+@pytest.mark.slow
 def test_an_actor_that_cannot_be_made_again_is_tried_again_from_time_to_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

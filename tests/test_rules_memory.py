@@ -40,7 +40,7 @@ print(json.dumps(peak))
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux to measure memory")
-@pytest.mark.parametrize("candidates", ["good", "bad"])
+@pytest.mark.parametrize("candidates", [pytest.param("good", marks=pytest.mark.slow), "bad"])
 def test_rules_need_at_most_two_vectors_beside_the_candidates(candidates: str) -> None:
     # Memory that is freed goes back at once, so that what is in use can be seen.
     settings = {"MALLOC_MMAP_THRESHOLD_": "100000", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_TOP_PAD_": "0"}
