@@ -177,6 +177,7 @@ def test_a_curve_ends_with_its_last_fifth() -> None:
         (claims.at_most_apart(A, ["x", "y", "z"], 0.05), 0.05 - 0.20),
         (claims.beats(A, "x", ["y"], by=0.03), 0.02 - 0.03),
         (claims.leads_more(A, A, "x", ["y"]), 0.0),
+        (claims.leads_more(A, A, "z", ["y"]), -0.18),
         (claims.both(claims.beats(A, "x", ["y"]), claims.beats(A, "z", ["x"])), 0.30 - 0.50),
     ],
 )
