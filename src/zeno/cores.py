@@ -4,6 +4,7 @@ One thread each, because the last bits of a sum depend on how many threads share
 number of cores, alone or beside others, in this process or in another.
 """
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Place = TypeVar("Place")
 Job = TypeVar("Job")
 Result = TypeVar("Result")
+
+
+def number() -> int:
+    """Of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -7,18 +7,18 @@ flushed as it comes, by the settings of its run), so that a matrix that was stop
 
 import copy
 import json
-import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zeno import tasks
+from zeno import cores, tasks
 from zeno.compare import with_the_most_it_bears
 from zeno.cores import one_thread
 from zeno.faults import FAULTS, Crash, Fault
+from zeno.outcomes import Outcomes
 from zeno.processes import Died, in_processes
 from zeno.records import summarize
 from zeno.rules import PARTS, RULES, Mean, Rule
@@ -207,14 +207,14 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MATRIX_FILE).write_text(matrix.to_toml(), encoding="utf-8")
     results = read(folder)
-    _write(folder, results)
-    with (folder / CELLS_FILE).open("a", encoding="utf-8") as file, Stop("stopping; what is done is kept") as stop:
+    cells = _cells(folder)
+    cells.rewrite(results)
+    with Stop("stopping; what is done is kept") as stop:
         jobs = missing(matrix, results)
-        for one, outcome in in_processes(measure, jobs, processes or _cores(), lambda: stop.asked is not None):
+        for one, outcome in in_processes(measure, jobs, processes or cores.number(), lambda: stop.asked is not None):
             result = Result(error=f"died: {outcome.how}") if isinstance(outcome, Died) else outcome
             results[one.to_toml()] = result
-            file.write(_line(one.to_toml(), result))
-            file.flush()
+            cells.append(one.to_toml(), result)
             if on_result is not None:
                 on_result(one, result)
         if stop.asked is not None:
@@ -222,33 +222,13 @@ def run(
     return results
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _line(key: str, result: Result) -> str:
-    return json.dumps({"run": key, **asdict(result)}, allow_nan=False) + "\n"
-
-
-def _write(folder: Path, results: Mapping[str, Result]) -> None:
-    """The results without what was cut off: a file that is the old or the new one at any moment."""
-    new = folder / f".{CELLS_FILE}.new"
-    new.write_text("".join(_line(key, result) for key, result in results.items()), encoding="utf-8")
-    os.replace(new, folder / CELLS_FILE)
-
-
 def read(folder: Path) -> dict[str, Result]:
     """The results of a matrix folder by the key of their cells; a line that was cut off is left out."""
-    found = {}
-    if (folder / CELLS_FILE).exists():
-        for line in (folder / CELLS_FILE).read_bytes().split(b"\n")[:-1]:
-            try:
-                values = json.loads(line)
-            except ValueError:
-                continue
-            key = values.pop("run")
-            found[key] = Result(**values)
-    return found
+    return _cells(folder).read()
+
+
+def _cells(folder: Path) -> Outcomes[Result]:
+    return Outcomes(folder / CELLS_FILE, Result)
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,21 @@ folder for each: a run that was stopped goes on from its newest checkpoint, and 
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zeno import tasks
+from zeno import cores, tasks
 from zeno.experiments.figures import Figure
 from zeno.experiments.scales import Scale, key
 from zeno.faults import FAULTS
+from zeno.outcomes import Outcomes
 from zeno.processes import Died, in_processes
 from zeno.records import RECORDS_FILE, RUN_FILE, Record, summarize
 from zeno.run import Run, name_of
@@ -128,7 +128,8 @@ def run(
 
     with _held(scale, folder), Stop("stopping; what is done is kept") as stop:
         curves = read(folder)
-        _rewrite(folder, curves)
+        finished = _finished(folder)
+        finished.rewrite(curves)
 
         def look() -> bool:
             nonlocal last_look
@@ -143,8 +144,7 @@ def run(
             if isinstance(outcome, Curve):
                 trained += job.run.steps
                 curves[key(job.run)] = outcome
-                with (folder / CURVES_FILE).open("a", encoding="utf-8") as file:
-                    file.write(_line(key(job.run), outcome))
+                finished.append(key(job.run), outcome)
             else:
                 failed.append(f"{job.folder.name}: {outcome.how if isinstance(outcome, Died) else outcome}")
         if stop.asked is not None:
@@ -176,14 +176,11 @@ def measure(job: Job) -> Curve | str:
 
 def read(folder: Path) -> dict[str, Curve]:
     """The curves of the finished runs by their keys; a line that was cut off is left out."""
-    found = {}
-    if (folder / CURVES_FILE).exists():
-        for line in (folder / CURVES_FILE).read_bytes().split(b"\n")[:-1]:
-            with suppress(ValueError, TypeError, KeyError, AttributeError):
-                values = json.loads(line)
-                name = values.pop("run")
-                found[name] = Curve(**values)
-    return found
+    return _finished(folder).read()
+
+
+def _finished(folder: Path) -> Outcomes[Curve]:
+    return Outcomes(folder / CURVES_FILE, Curve)
 
 
 @contextmanager
@@ -214,17 +211,6 @@ def scale_of(folder: Path) -> Scale:
         raise ValueError(f"{folder / SCALE_FILE} is not that of a scale: {error}. Remove it to start over.") from None
 
 
-def _line(name: str, curve: Curve) -> str:
-    return json.dumps({"run": name, **asdict(curve)}, allow_nan=False) + "\n"
-
-
-def _rewrite(folder: Path, curves: Mapping[str, Curve]) -> None:
-    """The curves without what was cut off: a file that is the old or the new one at any moment."""
-    new = folder / f".{CURVES_FILE}.new"
-    new.write_text("".join(_line(name, curve) for name, curve in curves.items()), encoding="utf-8")
-    os.replace(new, folder / CURVES_FILE)
-
-
 def _steps_done(folder: Path) -> int:
     path = folder / RECORDS_FILE
     return path.read_bytes().count(b"\n") if path.exists() else 0
@@ -232,6 +218,4 @@ def _steps_done(folder: Path) -> int:
 
 def _processes(device: str) -> int:
     """One for each core; but one GPU has no use for several."""
-    if device != "cpu":
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores.number() if device == "cpu" else 1
