@@ -183,6 +183,8 @@ def test_what_an_actor_sends_is_checked_before_anything_touches_it() -> None:
     assert error(Answer(7, good.astype(np.float64))) == "sent float64, expected float32"
     assert error(Answer(7, good.view(np.matrix))) == "sent matrix, expected float32"
     assert error(Answer(7, None)) == "sent NoneType, expected float32"
+    assert error(Answer(7, None, "raised OSError: x")) == "raised OSError: x"
+    assert error(Answer(7, None, "died")) == "raised died", "whether a worker died is not for it to say"
 
 
 def test_actors_that_send_what_ours_never_would_are_on_the_record_and_out(monkeypatch: pytest.MonkeyPatch) -> None:

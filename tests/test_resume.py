@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ def crash_in(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Once, in the middle of a step: the parameters are new, and nothing has been written down yet."""
     step = zeno.Server.step
 
-    def crashing(self: zeno.Server, number: int) -> Any:
-        outcome = step(self, number)
+    def crashing(self: zeno.Server, number: int, skip: Collection[int] = ()) -> Any:
+        outcome = step(self, number, skip)
         if number == at:
             monkeypatch.setattr(zeno.Server, "step", step)
             raise Crash

@@ -8,16 +8,23 @@ A run folder holds `run.toml` (the settings; where the task has a name, `zeno tr
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+if sys.platform != "win32":
+    import fcntl
+
 RUN_FILE = "run.toml"
 RECORDS_FILE = "records.jsonl"
 MODEL_FILE = "model.safetensors"
 CHECKPOINTS = "checkpoints"
+SILENCE = 600.0  # seconds without a record after which a run is over, where folders cannot be locked
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,9 @@ class Record:
     scores: list[float | None] | None  # for each worker, None for the unusable; None when the rule does not rank
     standing: list[float] | None = None  # for each worker, by many steps; None when the rule remembers none
     samples: int | None = None  # of the server's own that candidates were scored on, where the rule chose it
-    errors: dict[int, str] = field(default_factory=dict)  # worker -> what was wrong with its reply
+    unjudged: list[int] = field(default_factory=list)  # workers whose candidate came, and the rule did not look at it
+    quarantined: list[int] = field(default_factory=list)  # workers that were not asked
+    errors: dict[int, str] = field(default_factory=dict)  # worker -> kind, and what was wrong with its reply
     late: list[int] = field(default_factory=list)  # workers whose reply to an earlier step came now, and was dropped
     skipped: str | None = None  # why the step made no update
     faulty: list[int] | None = None  # who was made faulty, in a simulation; None when nobody knows
@@ -39,6 +48,14 @@ class Record:
     evaluated: bool = False
     seconds: dict[str, float] = field(default_factory=dict, compare=False)  # by phase
     workers: dict[str, int] = field(default_factory=dict, compare=False)  # how many are alive, late, lost
+
+    @property
+    def dropped(self) -> list[int]:
+        """Workers that were judged and not kept, those without a usable reply too; nobody where nobody was kept."""
+        if self.kept is None or not any(self.kept):
+            return []
+        not_judged = {*self.unjudged, *self.quarantined}
+        return [worker for worker, kept in enumerate(self.kept) if not kept and worker not in not_judged]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
@@ -67,10 +84,12 @@ class Journal:
     def __init__(self, folder: Path | None, settings: str, earlier: Sequence[Record] | None = None) -> None:
         self.records: list[Record] = list(earlier or [])
         self._file: IO[str] | None = None
+        self._lock = ExitStack()
         if folder is not None:
             if earlier is None and (folder / RECORDS_FILE).exists():
                 raise ValueError(f"The folder {folder} holds a run already. Name another one, or resume it.")
             folder.mkdir(parents=True, exist_ok=True)
+            self._lock.enter_context(writing(folder))
             _replace(folder / RUN_FILE, settings)
             _replace(folder / RECORDS_FILE, "".join(record.to_json() + "\n" for record in self.records))
             self._file = (folder / RECORDS_FILE).open("a", encoding="utf-8")
@@ -94,6 +113,53 @@ class Journal:
     ) -> None:
         if self._file is not None:
             self._file.close()
+        self._lock.close()
+
+
+def _locked(folder: Path) -> int | None:
+    """A lock on a folder, which ends with this process at the latest; None where folders cannot be locked."""
+    if sys.platform == "win32":
+        return None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ValueError(
+            f"Another process is writing to the run in {folder}. Wait for it, stop it, or name another folder."
+        ) from None
+    except OSError:  # as on some network drives
+        os.close(handle)
+        return None
+    return handle
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Others see that this folder is being written."""
+    lock = _locked(folder)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def being_written(folder: Path) -> bool:
+    """Whether a run, or a comparison, goes on in this folder."""
+    if sys.platform != "win32":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        finally:
+            os.close(handle)
+    records = folder / RECORDS_FILE
+    return records.exists() and time.time() - records.stat().st_mtime < SILENCE
 
 
 def _replace(path: Path, text: str) -> None:

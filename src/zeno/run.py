@@ -77,6 +77,7 @@ class Run:
     rule: Rule = setting(
         Zeno(trim=PAPER_TRIM), "Rule", "What makes one update of the candidates: a name that `zeno rules` lists."
     )
+    quarantine: bool = setting(False, "Rule", "Stop asking workers that are suspect, and try them again after a while.")
     fault: Fault = setting(
         LabelFlip(), "Faults", "What goes wrong on faulty workers: see `zeno faults`. Several: 'zero(on=3)+crash'."
     )

@@ -5,7 +5,7 @@ type, or not finite is a fault of that worker only: its row stays NaN, and the r
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from zeno.cluster import Cluster, Reply
+from zeno.cluster import NOBODY, Cluster, Reply
 from zeno.cores import one_thread
 from zeno.data import Batch, Dataset, draw, generator
 from zeno.problem import Oracle, Problem
@@ -37,6 +37,7 @@ class Step:
     skipped: str | None  # why
     errors: dict[int, str]  # what was wrong with a worker's reply
     late: list[int]  # workers whose reply to an earlier step came now, and was dropped
+    unasked: list[int]  # workers that were left out
     seconds: dict[str, float]  # by phase: gradients, scores, rule, update
 
 
@@ -73,14 +74,15 @@ class Server:
         self._scorer = (scorer or self._thread) if on_arrival else None
         self._refresh_buffers(step=0)
 
-    def step(self, step: int) -> Step:
+    def step(self, step: int, skip: Collection[int] = NOBODY) -> Step:
+        """One step. Workers in `skip` are left out, as long as the rule has enough candidates without them."""
         lr = float(self.optimizer.param_groups[0]["lr"])
         params = self.params.detach()
         clock = _Clock()
 
         descent = _Asked(lr, self._oracles("score", params, lr, step), clock, self.candidates, self._scorer)
         with clock("gradients"):
-            errors, late = self._collect(params, step, descent)
+            errors, late, unasked = self._collect(params, step, skip, descent)
         aggregate, skipped = None, None
         with clock("rule"):
             try:
@@ -96,7 +98,7 @@ class Server:
             if aggregate is not None:
                 self.state = aggregate.state
                 self._refresh_buffers(step + 1)
-        return Step(lr, aggregate, skipped, errors, late, clock.seconds)
+        return Step(lr, aggregate, skipped, errors, late, unasked, clock.seconds)
 
     def trial(self, candidates: Tensor, step: int) -> Tensor | None:
         """What the rule would make [d] of these candidates [m, d] now, judged on samples that no step is judged on.
@@ -135,13 +137,37 @@ class Server:
         if self._thread is not None:
             self._thread.close()
 
-    def _collect(self, params: Tensor, step: int, descent: "_Asked") -> tuple[dict[int, str], list[int]]:
-        """Puts the replies into the rows of the candidates, and NaN where it returns an error."""
-        errors = dict.fromkeys(range(self.cluster.size), "sent no reply")
+    def _collect(
+        self, params: Tensor, step: int, skip: Collection[int], descent: "_Asked"
+    ) -> tuple[dict[int, str], list[int], list[int]]:
+        """Puts the replies into the rows of the candidates, and NaN where there is none.
+
+        Returns errors by worker, who was late, and who was not asked.
+        """
+        everyone = set(range(self.cluster.size))
+        asked = everyone.difference(skip)
+        missing = len(everyone) - len(asked)
+        errors, late = self._ask(params, step, asked, max(1, self._need - missing), descent)
+        usable = len(asked) - len(errors)
+        if missing and usable < self._need:  # better suspects than no step
+            more_errors, more_late = self._ask(params, step, everyone - asked, self._need - usable, descent)
+            asked, errors, late = everyone, {**errors, **more_errors}, late + more_late
+        unasked = sorted(everyone - asked)
+        for worker in (*errors, *unasked):
+            self.candidates[worker] = torch.nan
+        return errors, late, unasked
+
+    def _ask(
+        self, params: Tensor, step: int, whom: Collection[int], need: int, descent: "_Asked"
+    ) -> tuple[dict[int, str], list[int]]:
+        errors = dict.fromkeys(sorted(whom), "sent no reply")
         late = []
-        for reply in self.cluster.gradients(params, self.problem.buffers, step, need=self._need):
+        skip = set(range(self.cluster.size)).difference(whom)
+        for reply in self.cluster.gradients(params, self.problem.buffers, step, need=need, skip=skip):
             if reply.late:
                 late.append(reply.worker)
+                continue
+            if reply.worker in skip:
                 continue
             with one_thread():  # a second one would spin for a while after each reply, on a core that a worker needs
                 error = error_in(reply, step, params)
@@ -152,8 +178,6 @@ class Server:
                 descent.arrived(reply.worker)
             else:
                 errors[reply.worker] = error
-        for worker in errors:
-            self.candidates[worker] = torch.nan
         return errors, late
 
     def _oracles(self, role: str, params: Tensor, lr: float, step: int) -> "Oracles":

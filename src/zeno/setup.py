@@ -42,6 +42,10 @@ class Setup:
     )
     patience: int = setting(3, "Cluster", "Deadlines in a row that an actor may miss before it is restarted.")
     scorers: int = setting(0, "Cluster", "Trusted actors that score candidates in parallel; 0: the server does.")
+    tensorboard: bool = setting(False, "Watching", "Write events for TensorBoard into the run folder.")
+    metrics_port: int | None = setting(
+        None, "Watching", "Serve metrics for Prometheus on this port of 127.0.0.1; 0: any that is free."
+    )
     checkpoint_every: int = setting(100, "Checkpoints", "Steps from one checkpoint to the next.")
     checkpoints: int = setting(2, "Checkpoints", "Checkpoints to keep, the newest ones.")
 
@@ -59,6 +63,7 @@ class Setup:
             value = getattr(self, name)
             self._need(value is None or (math.isfinite(value) and value >= 0), name, "of at least 0")
         self._need(self.deadline != 0, "deadline", "above 0")
+        self._need(self.metrics_port is None or 0 <= self.metrics_port < 2**16, "metrics_port", "from 0 to 65535")
         if self.cluster == "local":
             for name in ONLY_RAY:
                 needs_ray = getattr(self, name) != type(self).__dataclass_fields__[name].default

@@ -13,16 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from zeno import checkpoint, tasks
-from zeno.cluster import Cluster, Faulty, LocalCluster, Status
+from zeno.cluster import NOBODY, Cluster, Faulty, LocalCluster, Status
 from zeno.data import Dataset, generator, hold_out
+from zeno.ledger import ledger_of
 from zeno.problem import Problem
 from zeno.records import CHECKPOINTS, MODEL_FILE, RUN_FILE, Journal, Record, finite, read_whole
+from zeno.rules import bears
 from zeno.run import Run
 from zeno.scoring import Scorer
 from zeno.server import Server, Step
 from zeno.setup import Setup
 from zeno.stop import Stop, Stopped
 from zeno.tasks import Task
+from zeno.telemetry import Metrics, TensorBoard
 from zeno.worker import Worker
 
 log = logging.getLogger("zeno")
@@ -79,6 +82,10 @@ def train(
             if state.get("cluster") is not None:
                 cluster.load_state(state["cluster"])
         journal = stack.enter_context(Journal(folder, run.to_toml() + setup.to_toml(), earlier))
+        watchers = _watchers(run, setup, folder, journal.records, stack)
+        if on_record is not None:
+            watchers.append(on_record)
+        ledger = ledger_of(journal.records, run.workers) if run.quarantine else None
         whole = True  # whether the server is between two steps, and its state one to go on from
 
         def save() -> None:
@@ -91,7 +98,7 @@ def train(
         try:
             for step in range(len(journal.records), run.steps):
                 whole = False
-                outcome = server.step(step)
+                outcome = server.step(step, skip=ledger.resting(step, most_resting(run)) if ledger else NOBODY)
                 loss, accuracy = None, None
                 evaluated = (step + 1) % run.eval_every == 0 or step + 1 == run.steps
                 if evaluated:
@@ -100,11 +107,13 @@ def train(
                         accuracy = evaluate(problem.accuracy, params.detach(), task.test, test_eval)
                 record = _record(step, outcome, sorted(who(step)), evaluated, loss, accuracy, cluster.status)
                 journal.append(record)
+                if ledger is not None:
+                    ledger.add(record)
                 whole = True
                 if (step + 1) % setup.checkpoint_every == 0 and step + 1 < run.steps:
                     save()
-                if on_record is not None:
-                    on_record(record)
+                for watcher in watchers:
+                    watcher(record)
                 if stop.asked is not None:
                     raise Stopped(stop.asked)
         finally:
@@ -116,11 +125,34 @@ def train(
         return journal.records
 
 
+def _watchers(
+    run: Run, setup: Setup, folder: Path | None, earlier: Sequence[Record], stack: ExitStack
+) -> list[Callable[[Record], None]]:
+    """What is told of every record, besides the folder; closed with the stack."""
+    found: list[Callable[[Record], None]] = []
+    if setup.tensorboard:
+        if folder is None:
+            raise ValueError("TensorBoard needs a run folder to write to. Found none. Name one, or leave it out.")
+        found.append(stack.enter_context(TensorBoard(folder, run.workers, list(earlier))))
+    if setup.metrics_port is not None:
+        metrics = stack.enter_context(Metrics(setup.metrics_port, run.workers, list(earlier)))
+        log.info("metrics are at http://127.0.0.1:%d/metrics", metrics.port)
+        found.append(metrics)
+    return found
+
+
+def most_resting(run: Run) -> int:
+    """How many workers may be in quarantine: as many as the rule was told to bear, or else a minority."""
+    told = bears(run.rule)
+    return (run.workers - 1) // 2 if told is None else told
+
+
 def _saved(run: Run, folder: Path | None) -> tuple[list[Record], dict[str, Any] | None]:
     """The records that a run goes on after, and the state to go on from; none of either to start from the beginning."""
     if folder is None or not (folder / RUN_FILE).is_file():
         raise ValueError(f"There is no run to resume in {folder}. Name a folder that `zeno train` has written.")
     there, here = (_by_name(text) for text in ((folder / RUN_FILE).read_text(encoding="utf-8"), run.to_toml()))
+    there = {**_by_name(Run().to_toml()), **there}  # which may be of a version with fewer settings
     for name in (f.name for f in fields(run) if f.name not in ("steps", "data")):  # the data may have moved
         of_this_process = " at 0x" in here.get(name, "")  # an object of the user's own that has no text
         if there.get(name) != here.get(name) and not of_this_process:
@@ -208,6 +240,15 @@ def _some(num_samples: int, most: int, seed: int) -> Tensor:
     return torch.from_numpy(generator(seed, "evaluation").permutation(num_samples)[:most])
 
 
+def _unjudged(outcome: Step) -> list[int]:
+    """The workers whose candidate the rule did not look at, though there was one."""
+    judged = None if outcome.aggregate is None else outcome.aggregate.judged
+    if judged is None:
+        return []
+    without = {*outcome.errors, *outcome.unasked}
+    return [worker for worker, looked in enumerate(judged.tolist()) if not looked and worker not in without]
+
+
 def _record(
     step: int,
     outcome: Step,
@@ -226,6 +267,8 @@ def _record(
         scores=finite(aggregate.scores.tolist()) if scored else None,  # type: ignore[union-attr]
         standing=aggregate.standing.tolist() if aggregate and aggregate.standing is not None else None,
         samples=aggregate.samples if aggregate else None,
+        unjudged=_unjudged(outcome),
+        quarantined=outcome.unasked,
         errors=outcome.errors,
         late=outcome.late,
         skipped=outcome.skipped,

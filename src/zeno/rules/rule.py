@@ -31,6 +31,7 @@ class Aggregate(NamedTuple):
     state: object = None  # what the rule wants back at the next step; of a checkpoint, its tensors are on the CPU
     standing: Tensor | None = None  # [m], higher is more trusted, by many steps; None where the rule remembers none
     samples: int | None = None  # of the server's own that candidates were scored on, where the rule chose it
+    judged: Tensor | None = None  # [m] bool: the candidates that the rule looked at; None: all
 
 
 class Rule(Protocol):

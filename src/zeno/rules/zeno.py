@@ -136,7 +136,8 @@ class Zeno(OnRows):
         else:
             update = rows.combine((votes / votes.sum())[chosen].to(device))
         result = rows.result(update, kept[chosen].to(device), verdict.scores[chosen].to(device), after)
-        return result._replace(standing=verdict.after.mean.to(device), samples=used)
+        standing = verdict.after.mean.to(device)
+        return result._replace(standing=standing, samples=used, judged=(asked | large).to(device))
 
     def _weighed(
         self, before: Standing, rows: Rows, descent: Descent | None, norms: Tensor, asked: Tensor, large: Tensor

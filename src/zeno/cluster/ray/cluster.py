@@ -26,7 +26,7 @@ from zeno.cluster.cluster import NO_FAULTS, NOBODY, Cluster, Status
 from zeno.cluster.ray.session import Session, find_ray
 from zeno.data import as_tensor
 from zeno.faults import Fault
-from zeno.reply import Reply
+from zeno.reply import Reply, kind_of
 
 log = logging.getLogger("zeno")
 
@@ -38,6 +38,9 @@ START_SECONDS = 300.0
 
 ASK_AGAIN = 0.5
 """Seconds between two questions to an actor that is away whether it is back."""
+
+OF_A_WORKER = ("raised", "malformed", "not finite")
+"""Kinds of errors that a worker can tell of itself; that it died or is late is not for it to say."""
 
 MAKE_AGAIN = 10.0
 """Seconds between two attempts at an actor that could not even be made again."""
@@ -396,7 +399,8 @@ def reply_of(answer: object, call: Call) -> Reply:
     if type(answer) is not Answer or type(answer.step) is not int:
         return Reply(call.worker, call.step, None, f"sent {type(answer).__name__}, expected an answer")
     if answer.error is not None:
-        return Reply(call.worker, call.step, None, str(answer.error)[:1000])
+        error = str(answer.error)[:1000]
+        return Reply(call.worker, call.step, None, error if kind_of(error) in OF_A_WORKER else f"raised {error}")
     array = answer.gradient
     if type(array) is not np.ndarray or array.dtype != np.float32:
         found = array.dtype if type(array) is np.ndarray else type(array).__name__
