@@ -221,6 +221,12 @@ def test_faulty_ones_among_them_are_suspect() -> None:
     assert simulated(unlike(0.2, faulty=4), 20, 300, seed=6).suspects == [0, 1, 2, 3]
 
 
+def test_a_worker_that_fails_is_suspect_however_unlike_the_data_are() -> None:
+    scores = unlike(2.0)
+    ledger = simulated(lambda rng, step: np.where(np.arange(20) == 4, -math.inf, scores(rng, step)), 20, 100, seed=6)
+    assert ledger.suspects == [4]
+
+
 def test_a_worker_that_sends_nothing_usable_is_suspect_under_a_rule_that_does_not_rank() -> None:
     ledger = Ledger(5)
     for step in range(100):

@@ -30,6 +30,7 @@ from zeno.faults import (
     Together,
     Zero,
 )
+from zeno.ledger import Ledger, ledger_of
 from zeno.problem import Oracle, Problem
 from zeno.records import Record, Summary, summarize
 from zeno.rules import (
@@ -115,6 +116,7 @@ __all__ = [
     "Krum",
     "LabelFlip",
     "LabelNoise",
+    "Ledger",
     "LocalCluster",
     "MeaMed",
     "Mean",
@@ -150,6 +152,7 @@ __all__ = [
     "Zeno",
     "Zero",
     "chain",
+    "ledger_of",
     "summarize",
     "train",
 ]

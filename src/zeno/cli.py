@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import time
+import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
@@ -22,11 +23,14 @@ from rich.table import Table
 from zeno import compare as comparison
 from zeno import download, experiments, report
 from zeno import matrix as matrices
+from zeno import page as look
 from zeno.data import SPLITS
 from zeno.experiments import pages
 from zeno.faults import FAULTS, SCHEDULE, Fault
+from zeno.ledger import Ledger, in_words, ledger_of
 from zeno.models import MODELS
-from zeno.records import RECORDS_FILE, RUN_FILE, Record, read, summarize
+from zeno.page import live
+from zeno.records import RECORDS_FILE, RUN_FILE, Record, read, summarize, writing
 from zeno.rules import PRE_AGGREGATORS, PRESETS, RULES, Zeno, bears
 from zeno.run import DEFAULT_RULE, PAPER_TRIM, REGISTRIES, Run, from_settings, kind_of, name_of
 from zeno.setup import ONLY_RAY, Setup, setup_from, without_setup
@@ -46,6 +50,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 out, err = Console(), Console(stderr=True)
+EXIT_SUSPECT = 3
+REPORT_FILE = "report.html"
 
 
 def main() -> None:
@@ -276,6 +282,81 @@ def reproduce(
     _reproduce(chosen, experiments.figures(chosen, figure or ()), folder, device, processes, as_json, to_go_on)
 
 
+RUNS = typer.Argument(help="Run folders; the folder of a comparison stands for all of its runs.")
+
+
+@app.command()
+def suspects(
+    run: list[Path] = RUNS,
+    fail_on_suspect: bool = typer.Option(False, "--fail-on-suspect", help="Exit with code 3 if a worker is suspect."),
+    as_json: bool = JSON,
+) -> None:
+    """Say who is suspect: which workers are dropped more often than a good one would be.
+
+    Of runs without faults at most 1 % ever name anybody, however often you look.
+    """
+    found = {name: (folder, look.seen(folder, name)) for name, folder in look.runs_in(run).items()}
+    ledgers = {name: ledger_of(seen.records, seen.workers) for name, (_, seen) in found.items()}
+    if as_json:
+        print(json.dumps([_ledger_json(name, found[name][0], ledger) for name, ledger in ledgers.items()], indent=2))
+    else:
+        for name, ledger in ledgers.items():
+            table = report.ledger_table(ledger)
+            table.title = f"{name}, {ledger.steps} steps" if len(ledgers) > 1 else None
+            out.print(table)
+            out.print(in_words(ledger), markup=False, highlight=False, soft_wrap=True)
+    if fail_on_suspect and any(ledger.suspects for ledger in ledgers.values()):
+        raise typer.Exit(EXIT_SUSPECT)
+
+
+def _ledger_json(name: str, folder: Path, ledger: Ledger) -> dict[str, Any]:
+    return {
+        "name": name,
+        "folder": str(folder),
+        "steps": ledger.steps,
+        "error_rate": ledger.error_rate,
+        "threshold": ledger.threshold,
+        "suspects": ledger.suspects,
+        "workers": [asdict(row) for row in ledger.rows],
+    }
+
+
+@app.command(name="report")
+def report_page(
+    run: list[Path] = RUNS,
+    file: Path | None = typer.Option(None, "--out", help="HTML file to write.", show_default="report.html in RUN"),
+    show: bool = typer.Option(False, "--open", help="Open it in the browser."),
+) -> None:
+    """Write a page to look at: curves, the map of who was dropped when, the suspects; of several runs, a comparison."""
+    seen = [look.seen(folder, name) for name, folder in look.runs_in(run).items()]
+    file = file or run[0] / REPORT_FILE
+    file.write_text(look.build(seen), encoding="utf-8")
+    print(f"the report is in {file} ({file.stat().st_size / 1e6:.1f} MB)")
+    if show:
+        webbrowser.open(file.resolve().as_uri())
+
+
+@app.command()
+def watch(
+    run: list[Path] = RUNS,
+    port: int = typer.Option(0, help="Port of 127.0.0.1.", show_default="any that is free"),
+    show: bool = typer.Option(False, "--open", help="Open it in the browser."),
+) -> None:
+    """Serve the same page on 127.0.0.1 while runs go on, also on a cluster; it moves by itself, and ends with them."""
+    missing = [folder for folder in run if not folder.is_dir()]
+    if missing:
+        raise ValueError(f"There is no folder {missing[0]} to watch. Name the run folder that is being written.")
+
+    def say(address: str) -> None:
+        print(f"watching at {address} (Ctrl-C ends it)", flush=True)
+        if show:
+            webbrowser.open(address)
+
+    if live.serve(run, port, say=say):
+        again = " ".join(map(str, run))
+        print(f"the run has ended; to keep the page: zeno report {again}")
+
+
 @app.command()
 def rules() -> None:
     """List the rules: what makes one update of the candidates."""
@@ -359,6 +440,9 @@ def _execute(runs: Mapping[str, Run], setup: Setup, folder: Path, as_json: bool,
         if told is not None and run.faulty > told:
             print(f"note: {run.faulty} workers are faulty, {name} is told of {told}", file=sys.stderr)
     with ExitStack() as stack:
+        if len(runs) > 1:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(writing(folder))  # whoever watches sees that more runs are to come
         if setup.cluster == "ray":  # one for all runs
             from zeno.cluster.ray import Session
 
@@ -425,7 +509,12 @@ def _show(runs: Mapping[str, Run], done: Mapping[str, Sequence[Record]], folder:
     faulty = max(run.faulty for run in runs.values())
     fault = f"{faulty} of {some.workers} workers faulty ({describe(some.fault, FAULTS)})" if faulty else "no faults"
     folder.mkdir(parents=True, exist_ok=True)  # not there yet if the first run was interrupted while it started
-    report.curves(done, folder / "curves.png", f"{some.task}, {fault}")
+    title = f"{some.task}, {fault}"
+    report.curves(done, folder / "curves.png", title)
+    report.workers(done, folder / "workers.png", title)
+    seen = [look.seen(_subfolder(folder, runs, name), name) for name in done if done[name]]
+    if seen:
+        (folder / REPORT_FILE).write_text(look.build(seen), encoding="utf-8")
     results = {
         "folder": str(folder),
         "runs": [{"name": name, **asdict(summarize(records))} for name, records in done.items()],
@@ -435,9 +524,14 @@ def _show(runs: Mapping[str, Run], done: Mapping[str, Sequence[Record]], folder:
         print(json.dumps(results, indent=2))
         return
     table = report.table(done)
-    table.title = f"{some.task}, {fault}"
+    table.title = title
     out.print(table)
+    for name, records in done.items():
+        if records and len(done) == 1:
+            text = in_words(ledger_of(records, runs[name].workers))
+            out.print(text, markup=False, highlight=False, soft_wrap=True)
     print(f"records, models and curves.png are in {folder}")
+    print(f"to see who is suspect, open {folder / REPORT_FILE}")
 
 
 def _fill(planned: matrices.Matrix, folder: Path, processes: int | None, as_json: bool) -> None:

@@ -91,7 +91,8 @@ class Ledger:
         if int(judged.sum()) < 2:
             return
         below, slack = self._places.add(scores, judged, sum(record.kept or ()))
-        self._against.add((below - slack) / (1 + slack), judged)
+        allowed = np.where(np.isneginf(scores), 0.0, slack)  # data of its own make no worker fail
+        self._against.add((below - allowed) / (1 + slack), judged)
         self._mended.add((self._line - below) / (1 - self._line), judged & self._suspect)
         for worker in np.flatnonzero(~self._suspect & (self._against.money >= self.threshold)).tolist():
             self._suspect[worker], self._since[worker] = True, record.step

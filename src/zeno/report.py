@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -11,8 +13,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from zeno.ledger import Ledger, Row, ledger_of
 from zeno.matrix import Entry, Grid
 from zeno.records import Record, Summary, summarize
+from zeno.worker_map import LEGEND, Map
 
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))  # not told apart by colour alone
 
@@ -29,9 +33,6 @@ def table(runs: Mapping[str, Sequence[Record]]) -> Table:
 
 
 def _cells(summary: Summary) -> list[str]:
-    def percent(share: float | None) -> str:
-        return "-" if share is None else f"{share:.1%}"
-
     return [
         percent(summary.accuracy),
         "-" if not summary.evaluations else "not finite" if summary.train_loss is None else f"{summary.train_loss:.3f}",
@@ -58,6 +59,86 @@ def curves(runs: Mapping[str, Sequence[Record]], path: Path, title: str = "") ->
     accuracy.legend()
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
+
+
+def ledger_table(ledger: Ledger) -> Table:
+    """One line for each worker: the suspects, then the others, those with the most evidence against them first."""
+    rows = sorted(ledger.rows, key=lambda row: (row.verdict != "suspect", row.verdict != "mended", -row.evidence))
+    headings = ["worker", "verdict", "since\nstep", "evidence", "dropped", "lately", "mean\nrank", "longest\nstreak"]
+    more = {  # where there is something to show
+        "errors": any(row.errors for row in rows),
+        "late": any(row.late for row in rows),
+        "resting": any(row.quarantined for row in rows),
+        "made\nfaulty": any(row.faulty for row in rows),
+    }
+    result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in [*headings, *(name for name, shown in more.items() if shown)]:
+        left = heading in ("verdict", "errors")
+        result.add_column(heading, justify="left" if left else "right", no_wrap=heading != "errors")
+    for row in rows:
+        errors = ", ".join(f"{number} {kind}" for kind, number in row.errors.items()) or "-"
+        last = [errors, str(row.late), str(row.quarantined), _whole_percent(row.faulty)]
+        cells = [*_ledger_cells(row), *(text for text, shown in zip(last, more.values(), strict=True) if shown)]
+        result.add_row(*cells, style="bold" if row.verdict == "suspect" else "")
+    return result
+
+
+def _ledger_cells(row: Row) -> list[str]:
+    return [
+        str(row.worker),
+        row.verdict or "-",
+        "-" if row.since is None else str(row.since),
+        f"{row.evidence:.0e}" if row.evidence >= 1000 else f"{row.evidence:.2g}",
+        _whole_percent(row.dropped),
+        _whole_percent(row.recently),
+        "-" if row.rank is None else f"{row.rank:.1f}",
+        str(row.streak),
+    ]
+
+
+def _whole_percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def workers(runs: Mapping[str, Sequence[Record]], path: Path, title: str = "") -> None:
+    """Worker x step of each run that has several workers' candidates ranked, or of all if none has, as a PNG."""
+    shown = {name: records for name, records in runs.items() if any(r.scores is not None for r in records)} or runs
+    shown = {name: records for name, records in shown.items() if records}
+    if not shown:
+        return
+    num = {name: max(len(r.kept or r.scores or ()) for r in records) or 1 for name, records in shown.items()}
+    heights = [0.8 + 0.11 * min(40, num[name]) for name in shown]
+    figure = Figure(figsize=(11, 1.2 + sum(heights)), layout="constrained")
+    panels = figure.subplots(len(shown), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    for axes, (name, records) in zip(panels, shown.items(), strict=True):
+        _draw_workers(axes, name, records, num[name])
+    panels[-1].set_xlabel("step")
+    figure.suptitle(title)
+    figure.text(0.5, -0.01, fill(LEGEND, 150), ha="center", va="top", fontsize=7, color="0.35")
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def _draw_workers(axes: Any, name: str, records: Sequence[Record], num: int) -> None:
+    picture, ledger = Map(num), ledger_of(records, num)
+    for record in records:
+        picture.add(record)
+    axes.imshow(picture.image(), extent=(0.5, len(records) + 0.5, num - 0.5, -0.5), aspect="auto", interpolation="none")
+    faulty = {row.worker for row in ledger.rows if row.faulty and row.faulty > 0.5}
+    marks = {i: f"{'▶ ' if i in ledger.suspects else ''}{i}{' F' if i in faulty else ''}" for i in range(num)}
+    every = 1 if num <= 40 else num // 20
+    axes.set_yticks([*range(0, num, every)], [marks[i] for i in range(0, num, every)], fontsize=6)
+    for label, i in zip(axes.get_yticklabels(), range(0, num, every), strict=True):
+        label.set(weight="bold" if i in ledger.suspects else "normal")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_ylabel("worker")
+    known = ", F: made faulty" if faulty else ""
+    found = f"▶: {len(ledger.suspects)} suspect{known}" if ledger.suspects else f"nobody is suspect{known}"
+    axes.set_title(f"{name}   ({found})", fontsize=9, loc="left")
 
 
 def or_nan(value: float | None) -> float:

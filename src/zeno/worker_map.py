@@ -17,8 +17,8 @@ ERROR = 0.85, 0.15, 0.15  # red
 NOT_JUDGED = 0.35, 0.5, 0.75  # blue
 LEGEND = (
     "The map has a row for each worker, 0 at the top, and a column for each step, or for a few. Light: kept. Dark: "
-    "dropped, and the darker the lower its score was among the others. Red: no usable reply. Bluish: not judged, because "
-    "it was not asked or not looked at, over its last shade; or the step made no update."
+    "dropped, and the darker the lower its score was among the others. Red: no usable reply. Bluish: not judged, as it "
+    "was not asked or not looked at, over its last shade; or the step made no update."
 )
 
 
@@ -43,7 +43,7 @@ class Map:
 
     def _colours(self, record: Record) -> npt.NDArray[np.float64]:
         """[m, 3] of a step."""
-        colours = np.tile(np.array(NOT_JUDGED), self._last.shape[:1] + (1,))
+        colours = np.tile(np.array(NOT_JUDGED), (len(self._last), 1))
         if record.kept is not None:
             places = _places(record.scores, len(colours))
             of_dropped = DROPPED if any(record.kept) else NOBODY_KEPT

@@ -1,0 +1,179 @@
+"use strict";
+// The packed runs, unpacked: see pack.py. Cells are [columns, workers]; a column is a bin of `bin` steps, mostly of one.
+
+const KEPT = 1, DROPPED = 2, ERROR = 4, UNJUDGED = 8, NOT_ASKED = 16, FAULTY = 32, LATE = 64;
+const KINDS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f4: Float32Array };
+
+async function unpack({ kind, data }) {
+  const text = atob(data);
+  const zipped = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) zipped[i] = text.charCodeAt(i);
+  const stream = new Blob([zipped]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const raw = await new Response(stream).arrayBuffer();
+  return kind === "f3" ? fromPlanes(new Uint8Array(raw)) : new KINDS[kind](raw);
+}
+
+// Floats of 24 bits, the high bytes of all of them first.
+function fromPlanes(planes) {
+  const count = planes.length / 3;
+  const bits = new Uint32Array(count);
+  for (let i = 0; i < count; i++) {
+    bits[i] = ((planes[i] << 24) | (planes[count + i] << 16) | (planes[2 * count + i] << 8)) >>> 0;
+  }
+  return new Float32Array(bits.buffer);
+}
+
+// The named arrays of an object, unpacked; those that are objects of arrays too.
+async function unpackAll(packed) {
+  const unpacked = await Promise.all(Object.entries(packed).map(async ([name, value]) => {
+    return [name, value.kind === undefined ? await unpackAll(value) : await unpack(value)];
+  }));
+  return Object.fromEntries(unpacked);
+}
+
+// `earlier` up to `length`, then `later`; NaN or 0 where earlier is shorter.
+function joined(earlier, later, length) {
+  const all = new later.constructor(length + later.length);
+  if (all instanceof Float32Array) all.fill(NaN, 0, length);
+  if (earlier) all.set(earlier.subarray(0, length));
+  all.set(later, length);
+  return all;
+}
+
+class Run {
+  constructor() {
+    this.name = "";
+    this.generation = 0;
+    this.over = true;
+    this.steps = 0;
+    this.columns = 0;
+    this.cells = {};
+    this.lines = {};
+    this.seconds = {};
+    this.alive = {};
+    this.errors = { step: [], worker: [], text: [] };
+    this.skipped = { step: [], text: [] };
+    this.texts = [];
+  }
+
+  // Takes in a chunk: the columns from its first step on replace those that were there.
+  async take(chunk) {
+    const { rank, state, score, ranked, lr, samples, accuracy, loss, seconds, alive, errors, skipped } = chunk;
+    const cells = { rank, state, score, ...(chunk.share && { share: chunk.share }) };
+    const found = await unpackAll({ cells, lines: { ranked, lr, samples, accuracy, loss }, seconds, alive, errors, skipped });
+    const { name, settings, planned, notes, workers, bin, steps, summary, ledger, generation = 0 } = chunk;
+    Object.assign(this, { name, settings, planned, notes, workers, bin, steps, summary, ledger, generation });
+    const start = chunk.from / bin;
+    for (const [name, array] of Object.entries(found.cells)) {
+      this.cells[name] = joined(this.cells[name], array, start * workers);
+    }
+    for (const part of ["lines", "seconds", "alive"]) this.put(this[part], found[part], start);
+    this.columns = this.lines.lr.length;
+    this.putTexts(found, chunk.texts, chunk.from);
+    this.code = this.coded();
+    this.ranks = this.lines.ranked.some((n) => n > 0);
+    this.typical = undefined;
+  }
+
+  put(lines, found, start) {
+    const length = start + (Object.values(found)[0]?.length ?? 0);
+    for (const [name, array] of Object.entries(found)) lines[name] = joined(lines[name], array, start);
+    for (const [name, array] of Object.entries(lines)) {
+      if (array.length < length) lines[name] = joined(array, new Float32Array(length - array.length).fill(NaN), array.length);
+    }
+  }
+
+  putTexts(found, texts, from) {
+    const base = this.texts.length;
+    this.texts = this.texts.concat(texts);
+    for (const part of ["errors", "skipped"]) {
+      const old = this[part];
+      const keep = old.step.findIndex((step) => step >= from);
+      const length = keep < 0 ? old.step.length : keep;
+      for (const name of Object.keys(old)) {
+        const array = Array.from(found[part][name], (value) => (name === "text" ? value + base : value));
+        old[name] = old[name].slice(0, length).concat(array);
+      }
+    }
+  }
+
+  // 0 to 249: how light a cell is, by its place among the scores and by whether it was kept; above: what is no place.
+  // `under` is the last such shade of a worker, for cells that nobody judged; NO_SHADE before the first.
+  coded() {
+    const { rank, state, share } = this.cells;
+    const ranked = this.lines.ranked;
+    const code = new Uint8Array(state.length), under = new Uint8Array(state.length);
+    const last = new Uint8Array(this.workers).fill(NO_SHADE);
+    for (let c = 0, i = 0; c < this.columns; c++) {
+      const lowest = Math.max(1, ranked[c] - 1);
+      for (let w = 0; w < this.workers; w++, i++) {
+        const s = state[i];
+        const place = rank[i] ? 1 - (rank[i] - 1) / lowest : ranked[c] ? 0 : 0.5;  // no score among scores: the last place
+        const isPlaced = ranked[c] > 0 && !(s & (ERROR | NOT_ASKED | UNJUDGED));
+        if (s & (KEPT | DROPPED) || rank[i] || isPlaced) {
+          const dropped = share ? share[i] / 255 : s & DROPPED ? 1 : 0;
+          code[i] = dropped * (110 * place) + (1 - dropped) * (150 + 99 * place);
+          if (s & ERROR && this.bin === 1) code[i] = CODE_ERROR;
+        } else code[i] = s & ERROR ? CODE_ERROR : s & NOT_ASKED ? CODE_NOT_ASKED : s & UNJUDGED ? CODE_UNJUDGED : CODE_NONE;
+        under[i] = last[w];
+        if (code[i] < CODE_NOT_ASKED) last[w] = code[i];
+      }
+    }
+    this.under = under;
+    return code;
+  }
+
+  column(step) {
+    return Math.max(0, Math.min(this.columns - 1, Math.floor(step / this.bin)));
+  }
+
+  // What stands at the middle of a column on the axis of steps.
+  middle(column) {
+    return column * this.bin + (Math.min(this.bin, this.steps - column * this.bin) - 1) / 2;
+  }
+
+  get suspects() {
+    return this.ledger.rows.filter((row) => row.verdict === "suspect").map((row) => row.worker);
+  }
+
+  // For each column, over the workers: the median and the best score.
+  scoresOfAll() {
+    if (this.typical) return this.typical;
+    const median = new Float32Array(this.columns).fill(NaN);
+    const best = new Float32Array(this.columns).fill(NaN);
+    for (let c = 0; c < this.columns; c++) {
+      const row = this.cells.score.slice(c * this.workers, (c + 1) * this.workers).sort();  // NaN comes last
+      const count = row.findIndex(Number.isNaN);
+      const n = count < 0 ? row.length : count;
+      if (!n) continue;
+      median[c] = (row[(n - 1) >> 1] + row[n >> 1]) / 2;
+      best[c] = row[n - 1];
+    }
+    this.typical = { median, best };
+    return this.typical;
+  }
+
+  // [text, steps] of what was wrong with a worker's replies, the most frequent first.
+  errorsOf(worker) {
+    const { step, worker: by, text } = this.errors;
+    return grouped(step.filter((_, i) => by[i] === worker), text.filter((_, i) => by[i] === worker), this.texts);
+  }
+
+  errorAt(worker, step) {
+    const { step: steps, worker: by, text } = this.errors;
+    const i = steps.findIndex((s, k) => s === step && by[k] === worker);
+    return i < 0 ? null : this.texts[text[i]];
+  }
+}
+
+const CODE_ERROR = 250, CODE_NOT_ASKED = 251, CODE_UNJUDGED = 252, CODE_NONE = 253, NO_SHADE = 255;
+
+function grouped(steps, indices, texts) {
+  const found = new Map();
+  indices.forEach((index, i) => {
+    const text = texts[index];
+    if (!found.has(text)) found.set(text, []);
+    found.get(text).push(steps[i]);
+  });
+  return [...found].sort((a, b) => b[1].length - a[1].length);
+}
