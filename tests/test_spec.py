@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 import zeno
+from zeno.rules import PRESETS
 from zeno.spec import build, describe, parse
 
 
@@ -27,6 +28,12 @@ def test_objects_are_built_with_defaults_and_overrides() -> None:
     assert build("rule", "zeno", zeno.RULES, {"trim": 4, "faulty": 4}) == zeno.Zeno(trim=4)
     assert build("rule", "zeno(5)", zeno.RULES, {"trim": 4}) == zeno.Zeno(trim=5)
     assert build("rule", "zeno(5)", zeno.RULES, overrides={"trim": 6}) == zeno.Zeno(trim=6)
+
+
+def test_what_a_preset_hands_on_can_be_written_too() -> None:
+    assert build("rule", "zeno_auto(trim=4)", PRESETS) == zeno.Zeno.auto(trim=4)
+    with pytest.raises(ValueError, match="trm"):
+        build("rule", "zeno_auto(trm=4)", PRESETS)
 
 
 def test_what_does_not_fit_says_what_would() -> None:

@@ -85,15 +85,19 @@ class Ledger:
     def add(self, record: Record) -> None:
         """Takes in the next step."""
         scores = _scores(record, self.workers)
-        self._tally.add(record, scores)
-        self.steps += 1
         judged = ~np.isnan(scores)
+        above, beneath = _above_and_below(scores, scores[judged])
+        self._tally.add(record, judged, 1 + above + (int(judged.sum()) - 1 - above - beneath) / 2)
+        self.steps += 1
         if int(judged.sum()) < 2:
             return
-        below, slack = self._places.add(scores, judged, sum(record.kept or ()))
-        allowed = np.where(np.isneginf(scores), 0.0, slack)  # data of its own make no worker fail
+        place = (beneath - above) / (int(judged.sum()) - 1)
+        below, slack = self._places.add(scores, judged, place, sum(record.kept or ()))
+        allowed = np.full(self.workers, slack)
+        allowed[list(record.errors)] = 0.0  # data of its own make no worker fail
         self._against.add((below - allowed) / (1 + slack), judged)
-        self._mended.add((self._line - below) / (1 - self._line), judged & self._suspect)
+        if self._suspect.any():
+            self._mended.add((self._line - below) / (1 - self._line), judged & self._suspect)
         for worker in np.flatnonzero(~self._suspect & (self._against.money >= self.threshold)).tolist():
             self._suspect[worker], self._since[worker] = True, record.step
             self._line[worker] = min(0.9, max(0.0, slack + self._places.level[worker]) / 2)
@@ -188,8 +192,8 @@ class _Places:
         self._kept = workers  # at the last step that kept somebody
         self._steps, self._last_slack = 0, 1.0
 
-    def add(self, scores: Values, judged: Mask, kept: int) -> tuple[Values, float]:
-        """How far each of those judged is below the trusted, and the slack; what is new about their places comes last.
+    def add(self, scores: Values, judged: Mask, place: Values, kept: int) -> tuple[Values, float]:
+        """How far each of those judged is below the trusted, and the slack; what is new, their places, comes last.
 
         Who is trusted, and the slack, come from earlier steps alone.
         """
@@ -199,8 +203,6 @@ class _Places:
         slack = self._last_slack
         self._steps += 1
         below = self._below(scores, judged, mean)
-        above_all, below_all = _above_and_below(scores, scores[judged])
-        place = (below_all - above_all) / (int(judged.sum()) - 1)
         known = judged & (self._weights > 1)
         self._scatter = FADE * self._scatter + float(np.square(place - mean)[known].sum())
         self._scattered = FADE * self._scattered + float(known.sum())
@@ -284,12 +286,11 @@ class _Tally:
         self._steps = 0
         self._recent: deque[tuple[Mask, Mask]] = deque(maxlen=RECENT)
 
-    def add(self, record: Record, scores: Values) -> None:
+    def add(self, record: Record, judged: Mask, ranks: Values) -> None:
         self._steps += 1
         asked = np.ones(self._workers, dtype=bool)
         asked[record.quarantined] = False
         self._asked += asked
-        judged = ~np.isnan(scores)
         counted = judged & bool(record.kept and any(record.kept))  # where nobody is kept, nobody is dropped
         dropped = np.zeros(self._workers, dtype=bool)
         dropped[record.dropped] = True
@@ -299,9 +300,8 @@ class _Tally:
         self._longest = np.maximum(self._longest, self._streak)
         self._recent.append((counted, dropped))
         if record.scores is not None:
-            above, below = _above_and_below(scores, scores[judged])
             self._ranked += judged
-            self._ranks += np.where(judged, 1 + above + (int(judged.sum()) - 1 - above - below) / 2, 0.0)
+            self._ranks += np.where(judged, ranks, 0.0)
         for worker, error in record.errors.items():
             kinds = self._errors[worker]
             kinds[kind_of(error)] = kinds.get(kind_of(error), 0) + 1

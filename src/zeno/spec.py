@@ -69,6 +69,9 @@ def build(
     usable_defaults = {key: value for key, value in defaults.items() if key in signature.parameters}
     try:
         written = signature.bind_partial(*args, **keywords).arguments
+        for p in signature.parameters.values():
+            if p.kind is p.VAR_KEYWORD:  # what goes on to another constructor
+                written |= written.pop(p.name, {})
         everything = {**usable_defaults, **written, **overrides}
         signature.bind(**everything)
     except TypeError as error:
