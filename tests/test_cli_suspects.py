@@ -1,11 +1,14 @@
 """The commands that look at runs: suspects, report, watch."""
 
+import fcntl
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -16,7 +19,7 @@ import pytest
 
 import zeno
 from test_cli import run
-from zeno.records import RECORDS_FILE, being_written, read
+from zeno.records import RECORDS_FILE, being_written, read, writing
 
 FAULTY = zeno.Run(
     rule=zeno.Zeno(trim=3, batch_size=32), workers=6, batch_size=32, fault=zeno.SignFlip(), faulty=2, steps=80
@@ -74,6 +77,31 @@ def test_what_is_no_run_is_said_to_be_none(
     for command in ("suspects", "report", "watch"):
         assert run(monkeypatch, command, tmp_path / "nowhere") == 2
         assert "nowhere" in capsys.readouterr().err
+
+
+def test_what_is_damaged_or_not_there_yet_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "damaged[red]"
+    damaged.mkdir()
+    lines = (folder / RECORDS_FILE).read_text().splitlines(keepends=True)
+    (damaged / RECORDS_FILE).write_text("".join([*lines[:20], "garbage\n", *lines[21:]]))
+    assert run(monkeypatch, "suspects", damaged, folder) == 0
+    shown = capsys.readouterr()
+    assert "damaged at line 21" in shown.err
+    assert "damaged[red], 20 steps" in shown.out.replace("\n", "")
+    assert run(monkeypatch, "suspects", damaged, "--json") == 0
+    assert any("damaged at line 21" in note for note in json.loads(capsys.readouterr().out)[0]["notes"])
+    (damaged / RECORDS_FILE).write_text("")
+    assert run(monkeypatch, "suspects", damaged) == 0
+    assert "There is no step yet." in capsys.readouterr().out
+
+
+def test_a_run_that_is_over_is_not_watched(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    assert run(monkeypatch, "watch", folder) == 2
+    assert f"zeno report {folder}" in capsys.readouterr().err
 
 
 def test_report_writes_a_page(
@@ -145,8 +173,16 @@ def wait_for(holds: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
-def test_two_processes_do_not_write_to_one_run(tmp_path: Path, folder: Path) -> None:
-    from zeno.records import writing
+def test_whoever_looks_whether_a_run_goes_on_does_not_stop_it_from_starting(tmp_path: Path) -> None:
+    """A look takes the lock for a moment."""
+    handle = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    threading.Timer(0.3, os.close, [handle]).start()
+    with writing(tmp_path):
+        assert being_written(tmp_path)
+    assert not being_written(tmp_path)
 
+
+def test_two_processes_do_not_write_to_one_run(tmp_path: Path, folder: Path) -> None:
     with writing(folder), pytest.raises(ValueError, match="Another process is writing to the run"):
         zeno.train(FAULTY, folder, resume=True)

@@ -115,10 +115,10 @@ def often_broken(rng: np.random.Generator, step: int) -> np.ndarray:
 @pytest.mark.parametrize("scores", [normal, heavy, in_few_steps, often_broken])
 @pytest.mark.parametrize("keep", [1, 4, 7])
 def test_good_workers_are_rarely_suspect(scores: Scores, keep: int) -> None:
-    """At a rate of 30 %, so that few runs can show that it is kept: 12 or fewer of 20 with a probability of 0.9987."""
+    """At a rate of 30 %, so that few runs can show that it is kept: 6 of 20 at most, on average."""
     runs = [simulated(scores, 8, 150, seed, keep, error_rate=0.3) for seed in range(20)]
     alarms = [any(row.verdict for row in ledger.rows) for ledger in runs]
-    assert sum(alarms) <= 12
+    assert sum(alarms) <= 6
 
 
 @pytest.mark.slow
@@ -204,12 +204,12 @@ def test_faults_that_stay_for_a_while_are_found_wherever_they_are() -> None:
     assert {row.worker for row in ledger.rows if row.verdict} == {0, 1, 2, 3}
 
 
-def unlike(by: float, faulty: int = 0) -> Scores:
+def unlike(by: float, faulty: int = 0, workers: int = 20, seed: int = 6) -> Scores:
     """Workers with data of their own: some score higher than others in the long run."""
-    own = np.random.default_rng(6).normal(size=20) * by
+    own = np.random.default_rng(seed).normal(size=workers) * by
 
     def scores(rng: np.random.Generator, step: int) -> np.ndarray:
-        return rng.normal(size=20) + own - 6.0 * (np.arange(20) < faulty)
+        return rng.normal(size=workers) + own - 6.0 * (np.arange(workers) < faulty)
 
     return scores
 
@@ -255,26 +255,94 @@ def test_who_is_not_judged_is_not_judged() -> None:
 
 
 def test_words() -> None:
-    ledger = Ledger(20)
+    ledger = Ledger(60)
+    assert in_words(ledger) == "There is no step yet."
+    ledger.add(record(0, None, [True] * 60))
     assert in_words(ledger) == "No worker is suspect."
     ledger._suspect[3] = True
-    assert in_words(ledger) == "1 of 20 workers is suspect: 3."
+    assert in_words(ledger) == "1 of 60 workers is suspect: 3."
     ledger._suspect[[5, 11]] = True
-    assert in_words(ledger) == "3 of 20 workers are suspect: 3, 5 and 11."
-    ledger._suspect[:12] = True
-    assert "That is the majority" in in_words(ledger)
+    assert in_words(ledger) == "3 of 60 workers are suspect: 3, 5 and 11."
+    ledger._suspect[:31] = True
+    assert "17, 18 and 12 more. That is the majority" in in_words(ledger)
+
+
+def with_quarantine(scores: Scores, steps: int, most: int = 4) -> tuple[Ledger, list[list[int]]]:
+    """The ledger, and who rested at each step."""
+    rng, ledger, rested = np.random.default_rng(8), Ledger(12), []
+    for step in range(steps):
+        resting = ledger.resting(step, most)
+        drawn = scores(rng, step)
+        drawn[resting] = -math.inf
+        kept = np.zeros(12, dtype=bool)
+        kept[np.argsort(-drawn)[:8]] = True
+        ledger.add(
+            record(
+                step, [None if i in resting else float(drawn[i]) for i in range(12)], kept.tolist(), quarantined=resting
+            )
+        )
+        rested.append(resting)
+    return ledger, rested
 
 
 def test_a_suspect_rests_is_tried_and_rests_for_twice_as_long() -> None:
-    ledger = Ledger(4)
-    ledger._suspect[2], ledger._since[2] = True, 9
-    resting = [step for step in range(10, 10 + 3 * REST + 2 * TRIAL) if ledger.resting(step, most=1)]
-    first, second = range(10, 10 + REST), range(10 + REST + TRIAL, 10 + REST + TRIAL + 2 * REST)
-    assert resting == [*first, *second]
-    ledger._suspect[0], ledger._since[0] = True, 5
-    assert ledger.resting(12, most=1) == [0], "the older verdict goes first"
-    assert ledger.resting(12, most=2) == [0, 2]
-    assert ledger.resting(12, most=0) == []
+    ledger, rested = with_quarantine(with_faulty([2], by=6.0, workers=12), 600)
+    first = (ledger.rows[2].since or 0) + 1
+    expected = [[2]] * REST + [[]] * TRIAL + [[2]] * (2 * REST) + [[]] * TRIAL
+    assert rested[:first] == [[]] * first
+    assert rested[first : first + len(expected)] == expected
+    assert (ledger.rows[2].verdict, ledger.rows[2].quarantined) == ("suspect", sum(map(bool, rested)))
+
+
+def test_a_worker_that_is_mended_meanwhile_does_not_rest_again() -> None:
+    ledger, rested = with_quarantine(with_faulty([2], by=6.0, end=60, workers=12), 600)
+    first = rested.index([2])
+    assert rested[first:] == [[2]] * REST + [[]] * (600 - first - REST)
+    assert ledger.rows[2].verdict == "mended"
+
+
+def test_no_more_than_the_most_rest_and_the_oldest_verdicts_go_first() -> None:
+    def scores(rng: np.random.Generator, step: int) -> np.ndarray:
+        drawn = rng.normal(size=12)
+        drawn[7] -= 6.0
+        drawn[1] -= 6.0 * (step >= 100)
+        return drawn
+
+    ledger, rested = with_quarantine(scores, 220, most=1)
+    assert ledger.suspects == [1, 7]
+    assert max(map(len, rested)) == 1
+    since = {row.worker: row.since or 0 for row in ledger.rows if row.verdict}
+    assert since[7] < since[1]
+    assert rested[since[7] + 1] == [7]
+
+
+def test_the_evidence_against_a_suspect_is_what_made_it_one() -> None:
+    ledger = simulated(with_faulty([5], end=200), 20, 700, seed=9)
+    assert ledger.rows[5].verdict == "mended" or ledger.rows[5].evidence >= ledger.threshold
+    named = simulated(with_faulty([5], end=200), 20, 230, seed=9)
+    assert named.rows[5].verdict == "suspect"
+    assert named.rows[5].evidence >= named.threshold
+
+
+@pytest.mark.parametrize("more", [0, 2])
+def test_two_kinds_of_fault_do_not_hide_each_other(more: int) -> None:
+    """4 and 4 of 20, or 6 and 6, which is the majority."""
+    shifts = np.zeros(20)
+    shifts[: 4 + more], shifts[4 + more : 8 + 2 * more] = -1.5, -4.0
+    faulty = list(range(8 + 2 * more))
+    ledger = simulated(lambda rng, step: rng.normal(size=20) + shifts, 20, 300, seed=10, keep=20 - len(faulty))
+    assert ledger.suspects == faulty
+
+
+@pytest.mark.parametrize("workers", [4, 8])
+def test_few_good_workers_with_data_of_their_own_are_rarely_suspect(workers: int) -> None:
+    """Nothing promises 1 % here: what is tested is that 2 of 20 at most are."""
+    alarms = 0
+    for seed in range(20):
+        scores = unlike(0.3, workers=workers, seed=seed)
+        ledger = simulated(scores, workers, 300, seed, keep=workers // 2)
+        alarms += any(row.verdict for row in ledger.rows)
+    assert alarms <= 2
 
 
 RUN = zeno.Run(rule=zeno.Zeno(trim=6, batch_size=16), workers=10, batch_size=16, faulty=4, steps=150, eval_every=150)
@@ -282,7 +350,7 @@ RUN = zeno.Run(rule=zeno.Zeno(trim=6, batch_size=16), workers=10, batch_size=16,
 
 @pytest.mark.parametrize("fault", [zeno.LabelFlip(), zeno.SignFlip(), zeno.Crash(), zeno.NonFinite()])
 def test_the_faulty_of_a_real_run_are_suspect(fault: zeno.Fault) -> None:
-    records = zeno.train(replace(RUN, fault=fault))
+    records = zeno.train(replace(RUN, fault=fault, batch_size=32))
     assert ledger_of(records, 10).suspects == [0, 1, 2, 3]
 
 

@@ -300,6 +300,11 @@ def test_records_of_an_old_version_are_shown(tmp_path: Path) -> None:
         {"late": 3},
         {"seconds": [1.0]},
         {"accuracy": "high"},
+        {"errors": {"0": 5}},
+        {"kept": [None] * 12},
+        {"scores": ["1"] * 12},
+        {"unjudged": [1.0]},
+        {"evaluated": None},
     ],
 )
 def test_records_that_are_not_of_these_workers_are_not_shown(tmp_path: Path, broken: dict[str, object]) -> None:
@@ -411,7 +416,7 @@ def test_the_live_view_answers_its_own_page_only(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", made(steps=3), secret="hush")
     with opened([folder], is_over=on_and_on) as (address, _):
         client = Client(address)
-        for host in ("evil.example", f"evil.example:{client.port}", "127.0.0.1.evil.example", "localhost:1", ""):
+        for host in ("evil.example", f"evil.example:{client.port}", "127.0.0.1.evil.example", "localhost:x", ""):
             answer = client.get("/", host=host or " ")
             assert answer.status == 403
             assert b"hush" not in answer.read()

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from zeno import compare as comparison
 from zeno import download, experiments, report
@@ -293,26 +294,30 @@ def suspects(
 ) -> None:
     """Say who is suspect: which workers are dropped more often than a good one would be.
 
-    Of runs without faults at most 1 % ever name anybody, however often you look.
+    Of runs without faults whose workers have the same kind of data, at most 1 % ever name anybody, at any time.
     """
     found = {name: (folder, look.seen(folder, name)) for name, folder in look.runs_in(run).items()}
     ledgers = {name: ledger_of(seen.records, seen.workers) for name, (_, seen) in found.items()}
+    for name, (_, seen) in found.items():
+        for note in seen.notes:
+            print(f"note: {name}: {note}", file=sys.stderr)
     if as_json:
-        print(json.dumps([_ledger_json(name, found[name][0], ledger) for name, ledger in ledgers.items()], indent=2))
+        print(json.dumps([_ledger_json(name, *found[name], ledger) for name, ledger in ledgers.items()], indent=2))
     else:
         for name, ledger in ledgers.items():
             table = report.ledger_table(ledger)
-            table.title = f"{name}, {ledger.steps} steps" if len(ledgers) > 1 else None
+            table.title = Text(f"{name}, {ledger.steps} steps") if len(ledgers) > 1 else None
             out.print(table)
             out.print(in_words(ledger), markup=False, highlight=False, soft_wrap=True)
     if fail_on_suspect and any(ledger.suspects for ledger in ledgers.values()):
         raise typer.Exit(EXIT_SUSPECT)
 
 
-def _ledger_json(name: str, folder: Path, ledger: Ledger) -> dict[str, Any]:
+def _ledger_json(name: str, folder: Path, seen: look.Seen, ledger: Ledger) -> dict[str, Any]:
     return {
         "name": name,
         "folder": str(folder),
+        "notes": seen.notes,
         "steps": ledger.steps,
         "error_rate": ledger.error_rate,
         "threshold": ledger.threshold,
@@ -324,12 +329,14 @@ def _ledger_json(name: str, folder: Path, ledger: Ledger) -> dict[str, Any]:
 @app.command(name="report")
 def report_page(
     run: list[Path] = RUNS,
-    file: Path | None = typer.Option(None, "--out", help="HTML file to write.", show_default="report.html in RUN"),
+    file: Path | None = typer.Option(
+        None, "--out", help="HTML file to write.", show_default="report.html in RUN; of several, here"
+    ),
     show: bool = typer.Option(False, "--open", help="Open it in the browser."),
 ) -> None:
     """Write a page to look at: curves, the map of who was dropped when, the suspects; of several runs, a comparison."""
     seen = [look.seen(folder, name) for name, folder in look.runs_in(run).items()]
-    file = file or run[0] / REPORT_FILE
+    file = file or (run[0] / REPORT_FILE if len(run) == 1 else Path(REPORT_FILE))
     file.write_text(look.build(seen), encoding="utf-8")
     print(f"the report is in {file} ({file.stat().st_size / 1e6:.1f} MB)")
     if show:
@@ -346,6 +353,8 @@ def watch(
     missing = [folder for folder in run if not folder.is_dir()]
     if missing:
         raise ValueError(f"There is no folder {missing[0]} to watch. Name the run folder that is being written.")
+    if live.all_over(run):
+        raise ValueError(f"No run goes on in {run[0]}. To look at what is there: zeno report {' '.join(map(str, run))}")
 
     def say(address: str) -> None:
         print(f"watching at {address} (Ctrl-C ends it)", flush=True)

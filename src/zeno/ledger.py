@@ -12,9 +12,10 @@ long it is watched. N = workers / ERROR_RATE makes a suspect, so a run without f
 probability of at most ERROR_RATE. Part of the money waits, and some of that is put in at every step: a fault that
 begins late is found too. A suspect is mended once a bet that it is still as bad has lost in the same way.
 
-Good workers need not be alike: each may have data of its own. So `below` has to be above a slack: six times as much as
-workers differ in the long run, beyond what chance makes, within the two groups that the widest gap between their places
-leaves. Faulty workers far from good ones leave it small; workers that all differ make it large.
+Good workers need not be alike: each may have data of its own. So `below` has to be above a slack: several times as much
+as workers differ in the long run, beyond what chance makes, within the groups that wide gaps between places leave; more
+times the fewer they are. Faulty workers far from good ones, of one kind or two, leave it small; workers that all
+differ make it large. Suspects do not count for it, and it is not granted to a worker that failed.
 
 What it cannot do: see more than the rule does. Where faulty workers score higher than good ones, the good are suspect.
 """
@@ -35,13 +36,18 @@ ERROR_RATE = 0.01
 RECENT = 100  # steps
 STAKES = np.array([[1 / 16], [1 / 4], [3 / 4]])  # shares of the money, bet side by side: for weak signs and for strong
 MOST_EVIDENCE = 1e100  # more is not counted
-SLACK = 6.0  # standard deviations that good workers may differ by
-SLACK_OF_FEW = 0.25  # where fewer than `ENOUGH` workers have places of their own, so that nobody knows how they differ
-ENOUGH = 4
-SLACK_EVERY = 10  # steps that it is kept for
+SLACK = 6.0  # standard deviations that good workers may differ by,
+FEW = 8.0  # and by as many times more as this is of the number of places that they are known from
+BY_CHANCE = 3.0  # standard errors of a place that the slack is at least
+ENOUGH = 4  # places of their own that workers need to have, for anybody to know how they differ;
+SLACK_OF_FEW = 0.25  # where they have fewer
+MANY = 12  # places, from which on there may be three groups of them
+APART = 4.0  # times smaller that one more group makes the variance
+SLACK_EACH, SLACK_EVERY = 100, 10  # steps at first that the slack is new at, and steps that it is kept for after these
 FADE = 0.995  # of a worker's place, from step to step
 LEVEL_FADE = 0.98  # of how far it is below, from step to step
 REST, TRIAL = 100, 50  # steps in quarantine, doubled each time, and steps that it is tried again
+MOST_NAMED = 20  # in a sentence
 
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -54,7 +60,7 @@ class Row:
     worker: int
     verdict: str  # "suspect", "mended" (was suspect, and is no longer), or "" (nothing against it)
     since: int | None  # the step of the verdict
-    evidence: float  # against it: 1 says nothing, `Ledger.threshold` makes a suspect
+    evidence: float  # against it, the most that there was: 1 says nothing, `Ledger.threshold` makes a suspect
     steps: int  # that it was asked at
     dropped: float | None  # share of the steps that it was judged at and somebody was kept; None where there are none
     recently: float | None  # the same, of the last `RECENT` steps of the run
@@ -80,7 +86,9 @@ class Ledger:
         self._mended = _Bets(workers)
         self._suspect = np.zeros(workers, dtype=bool)
         self._since = np.full(workers, -1)
-        self._line = np.zeros(workers)  # below which a suspect has to be, to be mended
+        self._line = np.zeros(workers)  # what a suspect's `below` has to stay under, to be mended
+        self._rest = np.zeros(workers, dtype=int)  # steps that it rests, in quarantine
+        self._back = np.zeros(workers, dtype=int)  # the step from which it is tried again
 
     def add(self, record: Record) -> None:
         """Takes in the next step."""
@@ -92,19 +100,31 @@ class Ledger:
         if int(judged.sum()) < 2:
             return
         place = (beneath - above) / (int(judged.sum()) - 1)
-        below, slack = self._places.add(scores, judged, place, sum(record.kept or ()))
+        below, slack = self._places.add(scores, judged, place, sum(record.kept or ()), self._suspect)
         allowed = np.full(self.workers, slack)
         allowed[list(record.errors)] = 0.0  # data of its own make no worker fail
         self._against.add((below - allowed) / (1 + slack), judged)
         if self._suspect.any():
             self._mended.add((self._line - below) / (1 - self._line), judged & self._suspect)
+        self._line = np.where(self._suspect, np.maximum(self._line, self._half_as_bad(slack)), 0.0)
         for worker in np.flatnonzero(~self._suspect & (self._against.money >= self.threshold)).tolist():
             self._suspect[worker], self._since[worker] = True, record.step
-            self._line[worker] = min(0.9, max(0.0, slack + self._places.level[worker]) / 2)
+            self._line[worker] = self._half_as_bad(slack)[worker]
             self._mended.restart(worker)
+            self._rest[worker], self._back[worker] = REST, record.step + 1 + REST
         for worker in np.flatnonzero(self._suspect & (self._mended.money >= self.threshold)).tolist():
             self._suspect[worker], self._since[worker] = False, record.step
             self._against.restart(worker)
+        tried = (
+            self._suspect & (record.step + 1 >= self._back + TRIAL) & (self._mended.money <= 1)
+        )  # and not for the better
+        self._rest[tried] *= 2
+        self._back[tried] = record.step + 1 + self._rest[tried]
+
+    def _half_as_bad(self, slack: float) -> Values:
+        """What a worker has to be above of, to be half as far below the trusted as it was lately."""
+        half: Values = np.clip((slack + self._places.level) / 2, 0.0, 0.9)
+        return half
 
     @property
     def suspects(self) -> list[int]:
@@ -118,7 +138,7 @@ class Ledger:
                 worker=i,
                 verdict="suspect" if self._suspect[i] else "mended" if self._since[i] >= 0 else "",
                 since=int(self._since[i]) if self._since[i] >= 0 else None,
-                evidence=float(self._against.money[i]),
+                evidence=float(self._against.most[i]),
                 **self._tally.of(i),
             )
             for i in range(self.workers)
@@ -127,9 +147,9 @@ class Ledger:
     def resting(self, step: int, most: int) -> list[int]:
         """The suspects that are not to be asked at a step: `most` of them, those with the oldest verdicts first.
 
-        Each rests for a while, is tried again for a while, rests for twice as long, and so on until it is mended.
+        Each rests for a while, is tried again for a while, and rests for twice as long unless it does better.
         """
-        found = [worker for worker in self.suspects if _rests(step - 1 - int(self._since[worker]))]
+        found = [worker for worker in self.suspects if step < self._back[worker]]
         return sorted(sorted(found, key=lambda worker: self._since[worker])[:most])
 
 
@@ -144,20 +164,13 @@ def in_words(ledger: Ledger) -> str:
     """Who is suspect, in a sentence or two."""
     who = [str(worker) for worker in ledger.suspects]
     if not who:
-        return "No worker is suspect."
-    listed = who[0] if len(who) == 1 else f"{', '.join(who[:-1])} and {who[-1]}"
+        return "No worker is suspect." if ledger.steps else "There is no step yet."
+    shown = who if len(who) <= MOST_NAMED else [*who[: MOST_NAMED - 1], f"{len(who) - MOST_NAMED + 1} more"]
+    listed = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
     text = f"{len(who)} of {ledger.workers} workers {'is' if len(who) == 1 else 'are'} suspect: {listed}."
     if 2 * len(who) > ledger.workers:
         text += " That is the majority: either they are faulty, or the others are and the rule believes them."
     return text
-
-
-def _rests(elapsed: int) -> bool:
-    """Whether a suspect is in quarantine so many steps after the first one that could be without it."""
-    rest = REST
-    while elapsed >= rest + TRIAL:
-        elapsed, rest = elapsed - rest - TRIAL, 2 * rest
-    return elapsed < rest
 
 
 def _scores(record: Record, workers: int) -> Values:
@@ -184,7 +197,8 @@ class _Places:
     """Where workers stand among each other over the steps."""
 
     def __init__(self, workers: int) -> None:
-        self.level = np.zeros(workers)  # decayed means of how far below the trusted each was
+        self._levels = np.zeros(workers)  # decayed sums of how far below the trusted each was
+        self._level_weights = np.zeros(workers)
         self._sums = np.zeros(workers)  # decayed sums of places, which are from -1, the last, to 1, the first
         self._weights = np.zeros(workers)
         self._squares = np.zeros(workers)  # of the weights
@@ -192,14 +206,14 @@ class _Places:
         self._kept = workers  # at the last step that kept somebody
         self._steps, self._last_slack = 0, 1.0
 
-    def add(self, scores: Values, judged: Mask, place: Values, kept: int) -> tuple[Values, float]:
+    def add(self, scores: Values, judged: Mask, place: Values, kept: int, suspect: Mask) -> tuple[Values, float]:
         """How far each of those judged is below the trusted, and the slack; what is new, their places, comes last.
 
         Who is trusted, and the slack, come from earlier steps alone.
         """
         mean = self._sums / np.maximum(self._weights, 1e-300)
-        if self._steps % SLACK_EVERY == 0:
-            self._last_slack = self._slack(mean)
+        if self._steps < SLACK_EACH or self._steps % SLACK_EVERY == 0:
+            self._last_slack = self._slack(mean, suspect)
         slack = self._last_slack
         self._steps += 1
         below = self._below(scores, judged, mean)
@@ -209,9 +223,16 @@ class _Places:
         self._sums = np.where(judged, FADE * self._sums + place, self._sums)
         self._weights = np.where(judged, FADE * self._weights + 1, self._weights)
         self._squares = np.where(judged, FADE**2 * self._squares + 1, self._squares)
-        self.level = np.where(judged, LEVEL_FADE * self.level + (1 - LEVEL_FADE) * below, self.level)
+        self._levels = np.where(judged, LEVEL_FADE * self._levels + below, self._levels)
+        self._level_weights = np.where(judged, LEVEL_FADE * self._level_weights + 1, self._level_weights)
         self._kept = kept or self._kept
         return below, slack
+
+    @property
+    def level(self) -> Values:
+        """How far below the trusted each was lately."""
+        mean: Values = self._levels / np.maximum(self._level_weights, 1e-300)
+        return mean
 
     def _below(self, scores: Values, judged: Mask, mean: Values) -> Values:
         order = np.flatnonzero(judged)[np.argsort(-mean[judged], kind="stable")]
@@ -225,22 +246,27 @@ class _Places:
             found[first] = float(scores[second] > scores[first]) - float(scores[second] < scores[first])
         return found
 
-    def _slack(self, mean: Values) -> float:
-        """How far good workers may be below others, by how far neighbours' places differ beyond chance."""
-        seen = self._weights > 2
+    def _slack(self, mean: Values, suspect: Mask) -> float:
+        """How far good workers may be below others, by how far places differ within a group, beyond chance."""
+        seen = (self._weights > 2) & ~suspect
         places = np.unique(mean[seen])  # copies of one another count once
         if len(places) < ENOUGH:
-            return SLACK_OF_FEW if int(seen.sum()) >= ENOUGH or self._weights.max() > RECENT / 4 else 1.0
+            return SLACK_OF_FEW if self._weights.max() > RECENT / 4 else 1.0
         chance = self._scatter / self._scattered * float(np.median(self._squares[seen] / self._weights[seen] ** 2))
-        return min(1.0, SLACK * math.sqrt(max(0.0, _variance_within(places) - chance)))
+        differ = math.sqrt(max(0.0, _variance_within(places) - chance))
+        return min(1.0, max(SLACK * (1 + FEW / len(places)) * differ, BY_CHANCE * math.sqrt(chance)))
 
 
 def _variance_within(places: Values) -> float:
-    """The variance of sorted places within the two groups that the widest gap between them leaves."""
-    widest = int(np.argmax(np.diff(places))) + 1
-    return sum(float(np.square(group - group.mean()).sum()) for group in (places[:widest], places[widest:])) / (
-        len(places) - 2
-    )
+    """The variance of sorted places within the groups that the widest gaps leave, as long as a group more pays."""
+    found = float(places.var(ddof=1))
+    widest = np.argsort(np.diff(places))[::-1] + 1
+    for splits in (1, 2) if len(places) >= MANY else (1,):
+        groups = np.split(places, np.sort(widest[:splits]))
+        squares = sum(float(np.square(group - group.mean()).sum()) for group in groups)
+        within = squares / (len(places) - len(groups))
+        found = within if within < found / APART else found
+    return found
 
 
 class _Bets:
@@ -253,6 +279,7 @@ class _Bets:
         self._in = np.zeros((len(STAKES), workers))
         self._waiting = np.ones(workers)
         self._steps = np.zeros(workers)
+        self.most = np.ones(workers)  # that there was
 
     def add(self, gains: Values, on: Mask) -> None:
         """One more step: what a bet of everything on each worker brings, of -1 or more, and whom there are bets on."""
@@ -261,6 +288,7 @@ class _Bets:
         self._in = np.minimum((self._in + new) * factors, MOST_EVIDENCE)
         self._waiting -= new
         self._steps += on
+        self.most = np.maximum(self.most, self.money)
 
     @property
     def money(self) -> Values:
@@ -268,7 +296,7 @@ class _Bets:
         return mean
 
     def restart(self, worker: int) -> None:
-        self._in[:, worker], self._waiting[worker], self._steps[worker] = 0.0, 1.0, 0.0
+        self._in[:, worker], self._waiting[worker], self._steps[worker], self.most[worker] = 0.0, 1.0, 0.0, 1.0
 
 
 class _Tally:

@@ -121,17 +121,21 @@ def _locked(folder: Path) -> int | None:
     if sys.platform == "win32":
         return None
     handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise ValueError(
-            f"Another process is writing to the run in {folder}. Wait for it, stop it, or name another folder."
-        ) from None
-    except OSError:  # as on some network drives
-        os.close(handle)
-        return None
-    return handle
+    until = time.monotonic() + 1.0
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except BlockingIOError:
+            if time.monotonic() > until:  # one who only looks whether there is a lock has one for a moment
+                os.close(handle)
+                raise ValueError(
+                    f"Another process is writing to the run in {folder}. Wait for it, stop it, or name another folder."
+                ) from None
+            time.sleep(0.02)
+        except OSError:  # as on some network drives
+            os.close(handle)
+            return None
 
 
 @contextmanager

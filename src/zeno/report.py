@@ -64,11 +64,11 @@ def curves(runs: Mapping[str, Sequence[Record]], path: Path, title: str = "") ->
 def ledger_table(ledger: Ledger) -> Table:
     """One line for each worker: the suspects, then the others, those with the most evidence against them first."""
     rows = sorted(ledger.rows, key=lambda row: (row.verdict != "suspect", row.verdict != "mended", -row.evidence))
-    headings = ["worker", "verdict", "since\nstep", "evidence", "dropped", "lately", "mean\nrank", "longest\nstreak"]
+    headings = ["worker", "verdict", "since\nstep", "evidence", "dropped", "recently", "mean\nrank", "longest\nstreak"]
     more = {  # where there is something to show
         "errors": any(row.errors for row in rows),
         "late": any(row.late for row in rows),
-        "resting": any(row.quarantined for row in rows),
+        "quarantined": any(row.quarantined for row in rows),
         "made\nfaulty": any(row.faulty for row in rows),
     }
     result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -126,7 +126,9 @@ def _draw_workers(axes: Any, name: str, records: Sequence[Record], num: int) -> 
     picture, ledger = Map(num), ledger_of(records, num)
     for record in records:
         picture.add(record)
-    axes.imshow(picture.image(), extent=(0.5, len(records) + 0.5, num - 0.5, -0.5), aspect="auto", interpolation="none")
+    axes.imshow(
+        picture.image(), extent=(-0.5, len(records) - 0.5, num - 0.5, -0.5), aspect="auto", interpolation="none"
+    )
     faulty = {row.worker for row in ledger.rows if row.faulty and row.faulty > 0.5}
     marks = {i: f"{'▶ ' if i in ledger.suspects else ''}{i}{' F' if i in faulty else ''}" for i in range(num)}
     every = 1 if num <= 40 else num // 20

@@ -2,13 +2,12 @@
 
 import itertools
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
 
 from zeno.records import RECORDS_FILE, RUN_FILE, Record, read_whole
 
@@ -16,6 +15,9 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+MOST_WORKERS = 100_000  # more is a mistake in a file
 
 
 @dataclass
@@ -42,15 +44,29 @@ def seen(folder: Path, name: str | None = None) -> Seen:
 
 
 def fits(record: Record, workers: int) -> bool:
-    """Whether a record is of so many workers; what a file says may be anything."""
+    """Whether a record is what a run of so many workers writes; what a file says may be anything."""
     try:
-        widths = [np.array(row, dtype=np.float64).shape for row in (record.kept, record.scores) if row is not None]
-        one = [record.lr, record.samples, record.accuracy, record.train_loss]
-        np.array([*one, *record.seconds.values(), *record.workers.values()], dtype=np.float64)
-        named = [*record.errors, *record.unjudged, *record.quarantined, *record.late, *(record.faulty or ())]
-        return all(width == (workers,) for width in widths) and all(worker in range(workers) for worker in named)
+        numbers = [record.lr, *record.seconds.values(), *record.workers.values()]
+        maybe = [record.samples, record.accuracy, record.train_loss, *(record.scores or ())]
+        lists = (record.unjudged, record.quarantined, record.late, record.faulty or [])
+        named = [*record.errors, *(worker for some in lists for worker in some)]
+        return (
+            all(len(row) == workers for row in (record.kept, record.scores) if row is not None)
+            and all(type(kept) is bool for kept in record.kept or ())
+            and all(map(_is_number, numbers))
+            and all(number is None or _is_number(number) for number in maybe)
+            and all(type(some) is list for some in lists)
+            and all(type(worker) is int and 0 <= worker < workers for worker in named)
+            and all(type(error) is str for error in record.errors.values())
+            and type(record.evaluated) is bool
+            and (record.skipped is None or type(record.skipped) is str)
+        )
     except (AttributeError, TypeError, ValueError, OverflowError):
         return False
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(float(value))
 
 
 def damaged(line: int) -> str:
@@ -77,8 +93,14 @@ def planned(settings: dict[str, str]) -> int | None:
 
 
 def num_workers(settings: dict[str, str], records: Sequence[Record]) -> int:
-    """As many as the settings say, else as the longest record has."""
-    return _number(settings.get("workers")) or max((len(r.kept or r.scores or ()) for r in records), default=0)
+    """As many as the settings say, or as the records have where that is not possible."""
+    told = _number(settings.get("workers")) or 0
+    return told if 0 < told <= MOST_WORKERS else max((_width(record) for record in records), default=0)
+
+
+def _width(record: Record) -> int:
+    row = record.kept or record.scores
+    return len(row) if isinstance(row, list) else 0
 
 
 def _number(text: str | None) -> int | None:

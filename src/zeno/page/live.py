@@ -6,6 +6,7 @@ resumed has fewer steps than before: its generation is one higher then, and the 
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -187,8 +188,9 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse  # noqa: N815
 
     def _is_own_host(self) -> bool:
-        host, port = self.headers.get("Host", ""), self.server.server_address[1]
-        return host in {*OWN_NAMES, *(f"{name}:{port}" for name in OWN_NAMES)}
+        return (
+            re.sub(r":\d+$", "", self.headers.get("Host", "")) in OWN_NAMES
+        )  # whatever the port: it may be forwarded by ssh
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
         body = text.encode()
@@ -223,6 +225,11 @@ def _server(port: int) -> _Server:
 
 def has_stopped(folder: Path) -> bool:
     return not being_written(folder)
+
+
+def all_over(folders: Sequence[Path]) -> bool:
+    """Whether nothing goes on in these folders, though they have runs."""
+    return Live(folders, has_stopped, every=1.0).all_over()
 
 
 @contextmanager

@@ -6,6 +6,8 @@ const NOT_ASKED_COLOUR = [146, 150, 156];
 const UNJUDGED_COLOUR = [176, 178, 180];
 const LEFT = 66;  // pixels beside the map for the numbers and marks of the workers
 
+const isFaulty = (row) => row.faulty > 0.5;  // at most steps
+
 function palette(value) {
   const k = Math.max(1, STOPS.findIndex(([at]) => at >= value));
   const [a, ...from] = STOPS[k - 1], [b, ...to] = STOPS[k];
@@ -42,7 +44,9 @@ class WorkerMap {
     });
     this.cell = make("div", { className: "cell", hidden: true });
     this.chart.plot.over.append(this.cell);
-    this.chart.plot.over.addEventListener("click", () => { if (!this.dragged()) onPick(this.order[this.at.row]); });
+    this.chart.plot.over.addEventListener("click", (event) => {
+      if (event.detail < 2 && !this.dragged()) onPick(this.order[this.at.row]);  // a double click shows the whole run
+    });
     this.chart.plot.over.addEventListener("mousedown", (event) => { this.downAt = event.clientX; });
     this.chart.plot.over.addEventListener("mouseup", (event) => { this.upAt = event.clientX; });
     this.chart.pointAt = (step) => this.pointAt(step);
@@ -238,7 +242,7 @@ class WorkerMap {
         ctx.font = `${isSuspect || row.worker === this.picked ? "700 " : ""}${11.5 * ratio}px system-ui, sans-serif`;
         ctx.fillText(String(row.worker), bbox.left - 6 * ratio, y);
       }
-      if (row.faulty > 0) this.drawKnown(ctx, bbox.left - 48 * ratio, y, tall, isLabelled && tall >= 10 * ratio);
+      if (isFaulty(row)) this.drawKnown(ctx, bbox.left - 48 * ratio, y, tall, isLabelled && tall >= 10 * ratio);
       if (isSuspect) triangle(ctx, bbox.left - 34 * ratio, y, Math.max(2.5 * ratio, Math.min(4.5 * ratio, tall / 2)), css("--warn"));
       if (row.worker === this.picked) {
         ctx.strokeStyle = css("--ink");
@@ -356,6 +360,6 @@ function mapLegend(run) {
   if (seen & NOT_ASKED) parts.push(chip([NOT_ASKED_COLOUR], "not asked (quarantined): hatched", "/"));
   if (seen & UNJUDGED) parts.push(chip([UNJUDGED_COLOUR], "not looked at: a veil over its last shade", "?"));
   if (run.suspects.length) parts.push(sign("\u25b6", "suspect"));
-  if (run.ledger.rows.some((row) => row.faulty > 0)) parts.push(sign("F", `known to be faulty in this simulation${run.workers > 40 ? " (a bar where rows are low)" : ""}`));
+  if (run.ledger.rows.some(isFaulty)) parts.push(sign("F", `made faulty in this simulation${run.workers > 40 ? " (a bar where rows are low)" : ""}`));
   return parts;
 }

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from zeno.ledger import Ledger
+from zeno.ledger import Ledger, in_words
 from zeno.records import Record, summarize
 
 CELLS = 2_500_000  # of all runs of a page together
@@ -219,7 +219,12 @@ def figures(records: Sequence[Record], ledger: Ledger) -> Json:
     return {
         "steps": len(records),
         "summary": {name: _finite(value) for name, value in asdict(summarize(records)).items()},
-        "ledger": {"rows": rows, "threshold": ledger.threshold, "error_rate": ledger.error_rate},
+        "ledger": {
+            "rows": rows,
+            "threshold": ledger.threshold,
+            "error_rate": ledger.error_rate,
+            "words": in_words(ledger),
+        },
     }
 
 

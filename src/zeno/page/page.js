@@ -26,6 +26,8 @@ function showTiles(run) {
   }));
 }
 
+const POINT = "Point at the map, or move over it with the arrow keys.";
+
 function showWords(run) {
   byId("run-title").textContent = run.name;
   byId("run-title").setAttribute("aria-level", page.runs.length > 1 ? "2" : "1");
@@ -33,9 +35,7 @@ function showWords(run) {
   const { suspects } = run;
   byId("verdict").replaceChildren();
   if (suspects.length) byId("verdict").append(make("span", { className: "sign", "aria-hidden": "true" }, "\u25b6 "));
-  byId("verdict").append(suspects.length
-    ? `${suspects.length} of ${counted(run.workers, "worker")} ${suspects.length === 1 ? "is" : "are"} suspect: ${listed(suspects, 20)}.`
-    : run.steps ? "No worker is suspect." : "There is no step yet.");
+  byId("verdict").append(run.ledger.words);
   show("notes", run.notes.length > 0);
   byId("notes").replaceChildren(...run.notes.map((note) => make("li", {}, note)));
   byId("map-legend").replaceChildren(...mapLegend(run));
@@ -59,7 +59,7 @@ function mapWords(run) {
 
 function ledgerWords(run) {
   const { error_rate: rate, threshold } = run.ledger;
-  return `Evidence is what 1 has become in a bet that the worker is worse than the trusted ones. Against a worker as good as they are it reaches N with a chance of at most 1 in N, so ${odds(threshold)} makes a suspect (the bar is full there; its scale is logarithmic). Of runs without faults, at most ${figure(100 * rate, 2)} % ever name anybody.`;
+  return `Evidence is what 1 has become in a bet that the worker is worse than the trusted ones. Against a worker as good as they are it reaches N with a chance of at most 1 in N, so ${odds(threshold)} makes a suspect (the bar is full there; its scale is logarithmic). Of runs without faults whose workers have the same kind of data, at most ${figure(100 * rate, 2)} % ever name anybody.`;
 }
 
 function showLossWords(run) {
@@ -96,6 +96,8 @@ function arrange() {
   const order = rowsInOrder(page.run);
   byId("map").classList.toggle("empty", !order.length);
   if (!order.length) byId("readout").textContent = "No worker is suspect: there is nothing to show. Choose all workers.";
+  else if (page.map.isEmpty) byId("readout").textContent = POINT;
+  page.map.isEmpty = !order.length;
   page.map.arrange(order);
 }
 
@@ -130,7 +132,7 @@ function showWorker() {
 function fillWorker() {
   const { run, picked } = page;
   const row = run.ledger.rows[picked];
-  const verdict = row.verdict === "suspect" ? `Suspect since step ${whole(row.since)}.` : row.verdict === "mended" ? `Was suspect, and is as good as the others since step ${whole(row.since)}.` : "Nothing against it.";
+  const verdict = row.verdict === "suspect" ? `Suspect since step ${whole(row.since)}.` : row.verdict === "mended" ? `Was suspect, and is as good as the others since step ${whole(row.since)}.` : "There is not enough against it.";
   const known = row.faulty === null ? "" : row.faulty > 0 ? " It was made faulty in this simulation." : " It was not made faulty in this simulation.";
   byId("worker-words").textContent = `${verdict} Evidence ${odds(row.evidence)}, dropped at ${percent(row.dropped)} of the steps that it was judged at.${known}`;
   byId("worker-legend").replaceChildren(
@@ -168,6 +170,7 @@ function open(run) {
   show("worker-part", false);
   byId("show").value = "all";
   byId("pick").value = "";
+  byId("readout").textContent = POINT;
   showTiles(run);
   showWords(run);
   showTime(run);
@@ -348,7 +351,10 @@ async function watch() {
       await poll();
       failures = 0;
     } catch (error) {
-      if (!(error instanceof Gone)) throw error;
+      if (!(error instanceof Gone)) {
+        say("gone", "this page could not go on: load it again");
+        throw error;
+      }
       if (byId("status").dataset.state === "over") return;
       failures++;
       say("gone", "the server is gone: this is what was there last");

@@ -90,12 +90,12 @@ function ledgerTable(options) {
     { title: "Evidence", value: numbers("evidence"), cell: (row) => evidenceCell(row, options.threshold()), isDown: true },
     { title: "Dropped", value: numbers("dropped"), cell: (row) => percent(row.dropped), isDown: true },
     { title: "Recently", value: numbers("recently"), cell: (row) => percent(row.recently), isDown: true },
-    { title: "Mean place", value: numbers("rank"), cell: (row) => figure(row.rank, 3), isDown: true },
+    { title: "Mean rank", value: numbers("rank"), cell: (row) => figure(row.rank, 3), isDown: true },
     { title: "Longest streak", value: numbers("streak"), cell: (row) => whole(row.streak), isDown: true },
     { title: "Errors", value: (row) => total(row.errors), cell: (row) => errorsText(row.errors), isText: true, isDown: true },
     { title: "Late", value: numbers("late"), cell: (row) => whole(row.late), isDown: true },
     { title: "Quarantined", value: numbers("quarantined"), cell: (row) => whole(row.quarantined), isDown: true },
-    { title: "Known faulty", value: numbers("faulty"), cell: (row) => (row.faulty === null ? "-" : row.faulty === 0 ? "no" : row.faulty === 1 ? "yes" : percent(row.faulty, 0)), isDown: true },
+    { title: "Made faulty", value: numbers("faulty"), cell: (row) => (row.faulty === null ? "-" : row.faulty === 0 ? "no" : row.faulty === 1 ? "yes" : percent(row.faulty, 0)), isDown: true },
   ], { ...options, style: (row) => row.verdict });
 }
 
