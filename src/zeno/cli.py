@@ -335,9 +335,10 @@ def report_page(
     show: bool = typer.Option(False, "--open", help="Open it in the browser."),
 ) -> None:
     """Write a page to look at: curves, the map of who was dropped when, the suspects; of several runs, a comparison."""
-    seen = [look.seen(folder, name) for name, folder in look.runs_in(run).items()]
+    folders = look.runs_in(run)
     file = file or (run[0] / REPORT_FILE if len(run) == 1 else Path(REPORT_FILE))
-    file.write_text(look.build(seen), encoding="utf-8")
+    with err.status(f"reading {len(folders)} run{'s' * (len(folders) > 1)}"):
+        file.write_text(look.build([look.seen(folder, name) for name, folder in folders.items()]), encoding="utf-8")
     print(f"the report is in {file} ({file.stat().st_size / 1e6:.1f} MB)")
     if show:
         webbrowser.open(file.resolve().as_uri())

@@ -37,12 +37,12 @@ RECENT = 100  # steps
 STAKES = np.array([[1 / 16], [1 / 4], [3 / 4]])  # shares of the money, bet side by side: for weak signs and for strong
 MOST_EVIDENCE = 1e100  # more is not counted
 SLACK = 6.0  # standard deviations that good workers may differ by,
-FEW = 8.0  # and by as many times more as this is of the number of places that they are known from
-BY_CHANCE = 3.0  # standard errors of a place that the slack is at least
+FEW = 8.0  # and by 1 + (this / places) ** 2 times more, where they are known from few places
+BY_CHANCE = 2.0  # standard errors of a place that the slack is at least
 ENOUGH = 4  # places of their own that workers need to have, for anybody to know how they differ;
 SLACK_OF_FEW = 0.25  # where they have fewer
 MANY = 12  # places, from which on there may be three groups of them
-APART = 4.0  # times smaller that one more group makes the variance
+APART = 4.0  # times smaller that the third one has to make the variance
 SLACK_EACH, SLACK_EVERY = 100, 10  # steps at first that the slack is new at, and steps that it is kept for after these
 FADE = 0.995  # of a worker's place, from step to step
 LEVEL_FADE = 0.98  # of how far it is below, from step to step
@@ -254,19 +254,20 @@ class _Places:
             return SLACK_OF_FEW if self._weights.max() > RECENT / 4 else 1.0
         chance = self._scatter / self._scattered * float(np.median(self._squares[seen] / self._weights[seen] ** 2))
         differ = math.sqrt(max(0.0, _variance_within(places) - chance))
-        return min(1.0, max(SLACK * (1 + FEW / len(places)) * differ, BY_CHANCE * math.sqrt(chance)))
+        return min(1.0, max(SLACK * (1 + (FEW / len(places)) ** 2) * differ, BY_CHANCE * math.sqrt(chance)))
 
 
 def _variance_within(places: Values) -> float:
-    """The variance of sorted places within the groups that the widest gaps leave, as long as a group more pays."""
-    found = float(places.var(ddof=1))
+    """The variance of sorted places within the groups that the widest gaps leave: two, or three where that pays."""
     widest = np.argsort(np.diff(places))[::-1] + 1
-    for splits in (1, 2) if len(places) >= MANY else (1,):
-        groups = np.split(places, np.sort(widest[:splits]))
-        squares = sum(float(np.square(group - group.mean()).sum()) for group in groups)
-        within = squares / (len(places) - len(groups))
-        found = within if within < found / APART else found
-    return found
+
+    def with_splits(num: int) -> float:
+        groups = np.split(places, np.sort(widest[:num]))
+        return sum(float(np.square(group - group.mean()).sum()) for group in groups) / (len(places) - len(groups))
+
+    two = with_splits(1)
+    three = with_splits(2) if len(places) >= MANY else two
+    return three if three < two / APART else two
 
 
 class _Bets:
