@@ -4,7 +4,7 @@ No machine of ours has a GPU. So these tests pretend: numbers stay in the CPU's 
 marked. Where marked and unmarked tensors meet, it is an error, as it would be on a GPU.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -168,8 +168,8 @@ def trained_there(run: zeno.Run) -> list[zeno.Record]:
     """The records of a run on the device, after a look at where everything is."""
     step = zeno.Server.step
 
-    def looking(self: zeno.Server, number: int) -> Step:
-        outcome = step(self, number)
+    def looking(self: zeno.Server, number: int, skip: Collection[int] = ()) -> Step:
+        outcome = step(self, number, skip)
         data = [self.dataset.inputs, self.dataset.targets, *self.problem.buffers.values()]
         made = [] if outcome.aggregate is None else [one for one in outcome.aggregate if isinstance(one, Tensor)]
         assert {one.device for one in (self.params, self.problem.flat, self.candidates, *data, *made)} == {CUDA}
