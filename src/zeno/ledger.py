@@ -39,6 +39,7 @@ MOST_EVIDENCE = 1e100  # more is not counted
 SLACK = 6.0  # standard deviations that good workers may differ by,
 FEW = 8.0  # and by 1 + (this / places) ** 2 times more, where they are known from few places
 BY_CHANCE = 2.0  # standard errors of a place that the slack is at least
+FARTHEST = 0.99  # from the middle that a place is taken to be
 ENOUGH = 4  # places of their own that workers need to have, for anybody to know how they differ;
 SLACK_OF_FEW = 0.25  # where they have fewer
 MANY = 12  # places, from which on there may be three groups of them
@@ -249,12 +250,16 @@ class _Places:
     def _slack(self, mean: Values, suspect: Mask) -> float:
         """How far good workers may be below others, by how far places differ within a group, beyond chance."""
         seen = (self._weights > 2) & ~suspect
-        places = np.unique(mean[seen])  # copies of one another count once
+        means = np.clip(mean[seen], -FARTHEST, FARTHEST)
+        places = np.unique(means)  # copies of one another count once
         if len(places) < ENOUGH:
             return SLACK_OF_FEW if self._weights.max() > RECENT / 4 else 1.0
-        chance = self._scatter / self._scattered * float(np.median(self._squares[seen] / self._weights[seen] ** 2))
-        differ = math.sqrt(max(0.0, _variance_within(places) - chance))
-        return min(1.0, max(SLACK * (1 + (FEW / len(places)) ** 2) * differ, BY_CHANCE * math.sqrt(chance)))
+        errors = self._scatter / self._scattered * self._squares[seen] / self._weights[seen] ** 2
+        # Places crowd at both ends, so how far they differ is measured where they do not.
+        chance = float(np.median(errors / (1 - means**2) ** 2))
+        differ = math.sqrt(max(0.0, _variance_within(np.arctanh(places)) - chance))
+        slack = math.tanh(SLACK * (1 + (FEW / len(places)) ** 2) * differ)
+        return max(slack, min(1.0, BY_CHANCE * math.sqrt(float(np.median(errors)))))
 
 
 def _variance_within(places: Values) -> float:
