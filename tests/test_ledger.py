@@ -374,9 +374,9 @@ def test_quarantine_stops_asking_suspects_and_resumes_to_the_same_records(tmp_pa
 
 def test_quarantine_ends_where_the_rule_would_have_too_few() -> None:
     """Six may be missing. Four rest; three more die: the four are asked again rather than the step skipped."""
-    fault = together(zeno.SignFlip(on=4), zeno.Crash(on=3, start=160))
-    records = zeno.train(replace(RUN, quarantine=True, fault=fault, faulty=7, steps=175, batch_size=32))
-    before, after = records[159], records[170]
+    fault = together(zeno.SignFlip(on=4), zeno.Crash(on=3, start=120))
+    records = zeno.train(replace(RUN, quarantine=True, fault=fault, faulty=7, steps=135, batch_size=32))
+    before, after = records[119], records[130]
     assert len(before.quarantined) == 4
     assert (len(after.errors), after.quarantined, after.skipped) == (3, [], None)
 
