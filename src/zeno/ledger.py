@@ -101,12 +101,13 @@ class Ledger:
         if int(judged.sum()) < 2:
             return
         place = (beneath - above) / (int(judged.sum()) - 1)
-        below, slack = self._places.add(scores, judged, place, sum(record.kept or ()), self._suspect)
+        below, below_replies, slack = self._places.add(scores, judged, place, sum(record.kept or ()), self._suspect)
         allowed = np.full(self.workers, slack)
         allowed[list(record.errors)] = 0.0  # data of its own make no worker fail
         self._against.add((below - allowed) / (1 + slack), judged)
         if self._suspect.any():
-            self._mended.add((self._line - below) / (1 - self._line), judged & self._suspect)
+            # Nobody is mended by the failures of others.
+            self._mended.add((self._line - below_replies) / (1 - self._line), judged & self._suspect)
         self._line = np.where(self._suspect, np.maximum(self._line, self._half_as_bad(slack)), 0.0)
         for worker in np.flatnonzero(~self._suspect & (self._against.money >= self.threshold)).tolist():
             self._suspect[worker], self._since[worker] = True, record.step
@@ -116,9 +117,7 @@ class Ledger:
         for worker in np.flatnonzero(self._suspect & (self._mended.money >= self.threshold)).tolist():
             self._suspect[worker], self._since[worker] = False, record.step
             self._against.restart(worker)
-        tried = (
-            self._suspect & (record.step + 1 >= self._back + TRIAL) & (self._mended.money <= 1)
-        )  # and not for the better
+        tried = self._suspect & (record.step + 1 >= self._back + TRIAL) & (self._mended.money <= 1)  # in vain
         self._rest[tried] *= 2
         self._back[tried] = record.step + 1 + self._rest[tried]
 
@@ -207,17 +206,22 @@ class _Places:
         self._kept = workers  # at the last step that kept somebody
         self._steps, self._last_slack = 0, 1.0
 
-    def add(self, scores: Values, judged: Mask, place: Values, kept: int, suspect: Mask) -> tuple[Values, float]:
-        """How far each of those judged is below the trusted, and the slack; what is new, their places, comes last.
+    def add(
+        self, scores: Values, judged: Mask, place: Values, kept: int, suspect: Mask
+    ) -> tuple[Values, Values, float]:
+        """How far each of those judged is below the trusted, and below those that replied alone, and the slack.
 
-        Who is trusted, and the slack, come from earlier steps alone.
+        Who is trusted, and the slack, come from earlier steps alone; their places at this one come last.
         """
         mean = self._sums / np.maximum(self._weights, 1e-300)
         if self._steps < SLACK_EACH or self._steps % SLACK_EVERY == 0:
             self._last_slack = self._slack(mean, suspect)
         slack = self._last_slack
         self._steps += 1
-        below = self._below(scores, judged, mean)
+        order = np.flatnonzero(judged)[np.argsort(-mean[judged], kind="stable")]
+        replied = order[np.isfinite(scores[order])]
+        below = _below(scores, order, self._kept)
+        below_replies = _below(scores, replied, self._kept) if len(replied) else np.ones_like(below)
         known = judged & (self._weights > 1)
         self._scatter = FADE * self._scatter + float(np.square(place - mean)[known].sum())
         self._scattered = FADE * self._scattered + float(known.sum())
@@ -227,25 +231,13 @@ class _Places:
         self._levels = np.where(judged, LEVEL_FADE * self._levels + below, self._levels)
         self._level_weights = np.where(judged, LEVEL_FADE * self._level_weights + 1, self._level_weights)
         self._kept = kept or self._kept
-        return below, slack
+        return below, below_replies, slack
 
     @property
     def level(self) -> Values:
         """How far below the trusted each was lately."""
         mean: Values = self._levels / np.maximum(self._level_weights, 1e-300)
         return mean
-
-    def _below(self, scores: Values, judged: Mask, mean: Values) -> Values:
-        order = np.flatnonzero(judged)[np.argsort(-mean[judged], kind="stable")]
-        trusted = order[: self._kept]
-        others = np.full(len(scores), len(trusted))
-        others[trusted] -= 1
-        above, below = _above_and_below(scores, scores[trusted])
-        found: Values = (above - below) / np.maximum(others, 1)
-        if len(trusted) == 1:  # who is trusted alone has the next one beside it
-            first, second = order[:2]
-            found[first] = float(scores[second] > scores[first]) - float(scores[second] < scores[first])
-        return found
 
     def _slack(self, mean: Values, suspect: Mask) -> float:
         """How far good workers may be below others, by how far places differ within a group, beyond chance."""
@@ -260,6 +252,19 @@ class _Places:
         differ = math.sqrt(max(0.0, _variance_within(np.arctanh(places)) - chance))
         slack = math.tanh(SLACK * (1 + (FEW / len(places)) ** 2) * differ)
         return max(slack, min(1.0, BY_CHANCE * math.sqrt(float(np.median(errors)))))
+
+
+def _below(scores: Values, order: NDArray[np.intp], trusted: int) -> Values:
+    """[m] the share of the first workers in an order that are higher than each, less the share that are lower."""
+    first = order[:trusted]
+    others = np.full(len(scores), len(first))
+    others[first] -= 1
+    above, below = _above_and_below(scores, scores[first])
+    found: Values = (above - below) / np.maximum(others, 1)
+    if len(first) == 1 and len(order) > 1:  # who is trusted alone has the next one beside it
+        one, two = order[:2]
+        found[one] = float(scores[two] > scores[one]) - float(scores[two] < scores[one])
+    return found
 
 
 def _variance_within(places: Values) -> float:
