@@ -109,6 +109,7 @@ def test_the_same_run_gives_the_same_records_here_and_on_ray(run: zeno.Run) -> N
     assert zeno.train(run, setup=ON_RAY) == zeno.train(run)
 
 
+@pytest.mark.slow
 def test_scorers_give_the_same_records() -> None:
     run = replace(RUN, model="small_cnn", eval_samples=100, steps=4, rule=zeno.Zeno(trim=2, batch_size=32))
     assert zeno.train(run, setup=replace(ON_RAY, scorers=2)) == zeno.train(run)
@@ -264,6 +265,7 @@ def test_when_all_but_one_are_killed_in_one_step_the_one_goes_on_and_the_others_
         until_back(cluster, 3)
 
 
+@pytest.mark.slow
 def test_a_step_that_would_come_to_nothing_waits_for_workers_that_are_on_their_way_back() -> None:
     by_step = {1: lambda: os.kill(os.getpid(), signal.SIGKILL)}
     with RayCluster([Odd(i, by_step) for i in range(2)], workers_per_actor=1, deadline=60.0) as cluster:
@@ -302,6 +304,7 @@ def test_a_late_reply_is_dropped_and_counted_and_its_worker_goes_on() -> None:
         assert cluster.status == (2, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_packed_actor_that_is_slow_delivers_what_it_can_and_has_no_queue_of_old_steps() -> None:
     def slowly() -> Tensor:
         time.sleep(0.4)
@@ -410,6 +413,7 @@ def test_the_deadline_follows_what_recent_steps_needed() -> None:
     assert Deadline(2.5).seconds == 2.5
 
 
+@pytest.mark.slow
 def test_workers_that_all_become_slower_than_the_deadline_are_waited_for_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -514,6 +518,7 @@ def oracle_and_candidates() -> tuple[zeno.Oracle, Tensor]:
     return oracle, torch.randn(5, problem.size) * 0.01
 
 
+@pytest.mark.slow
 def test_scorers_that_had_to_wait_long_for_the_last_candidate_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_ray.scorers, "LEAST_WAIT", 0.5)
     oracle, candidates = oracle_and_candidates()
@@ -659,6 +664,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_what_handled_sigterm_before_does_so_afterwards() -> None:
     code = (
         "import signal\n"
