@@ -536,10 +536,9 @@ def _show(runs: Mapping[str, Run], done: Mapping[str, Sequence[Record]], folder:
     table = report.table(done)
     table.title = title
     out.print(table)
-    for name, records in done.items():
-        if records and len(done) == 1:
-            text = in_words(ledger_of(records, runs[name].workers))
-            out.print(text, markup=False, highlight=False, soft_wrap=True)
+    if len(seen) == 1:
+        words = in_words(ledger_of(seen[0].records, seen[0].workers))
+        out.print(words, markup=False, highlight=False, soft_wrap=True)
     print(f"records, models and curves.png are in {folder}")
     print(f"to see who is suspect, open {folder / REPORT_FILE}")
 

@@ -59,7 +59,7 @@ class Row:
     """What is known of one worker."""
 
     worker: int
-    verdict: str  # "suspect", "mended" (was suspect, and is no longer), or "" (nothing against it)
+    verdict: str  # "suspect", "mended" (was suspect, and is no longer), or "" (not enough against it)
     since: int | None  # the step of the verdict
     evidence: float  # against it, the most that there was: 1 says nothing, `Ledger.threshold` makes a suspect
     steps: int  # that it was asked at
