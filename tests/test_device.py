@@ -21,11 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import zeno
 from zeno import tasks
+from zeno.engine import Engine, Step
 from zeno.faults import FAULTS
 from zeno.records import MODEL_FILE
 from zeno.rules import PARTS, PRE_AGGREGATORS, Arrivals
 from zeno.run import make_fault, make_rule
-from zeno.server import Step
 
 CUDA = torch.device("cuda", 0)
 DEVICE, IS_CUDA = (vars(torch._C.TensorBase)[name].__get__ for name in ("device", "is_cuda"))
@@ -166,16 +166,16 @@ def on_cuda(**changed: Any) -> zeno.Setup:
 
 def trained_there(run: zeno.Run) -> list[zeno.Record]:
     """The records of a run on the device, after a look at where everything is."""
-    step = zeno.Server.step
+    step = Engine.step
 
-    def looking(self: zeno.Server, number: int, skip: Collection[int] = ()) -> Step:
+    def looking(self: Engine, number: int, skip: Collection[int] = ()) -> Step:
         outcome = step(self, number, skip)
         data = [self.dataset.inputs, self.dataset.targets, *self.problem.buffers.values()]
         made = [] if outcome.aggregate is None else [one for one in outcome.aggregate if isinstance(one, Tensor)]
         assert {one.device for one in (self.params, self.problem.flat, self.candidates, *data, *made)} == {CUDA}
         return outcome
 
-    with cuda(), patch.object(zeno.Server, "step", looking):
+    with cuda(), patch.object(Engine, "step", looking):
         return zeno.train(run, setup=on_cuda())
 
 

@@ -19,6 +19,7 @@ from zeno.faults.garbage import KINDS
 from zeno.faults.schedule import Schedule
 from zeno.run import from_settings, make_fault
 from zeno.spec import describe
+from zeno.step import error_in
 from zeno.worker import Worker
 
 OWN = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
@@ -304,7 +305,7 @@ def test_garbage_is_of_many_kinds_and_never_a_gradient() -> None:
     odd = zeno.Reply(300, 7, None, "raised")
     *sent, last = zeno.Garbage().on_replies([*replies, odd], seen(own, own))
     assert last is odd
-    reasons = {zeno.server.error_in(reply, 7, torch.zeros(4)) for reply in sent}
+    reasons = {error_in(reply, 7, torch.zeros(4)) for reply in sent}
     assert reasons == {
         "sent numbers of shape [5], expected [4]",
         "sent numbers of shape [2], expected [4]",

@@ -27,6 +27,7 @@ from zeno.cluster.cluster import NO_FAULTS
 from zeno.cluster.ray import RayCluster, RayScorers
 from zeno.cluster.ray.cluster import Actor, Answer, Call, Deadline, reply_of
 from zeno.cluster.ray.session import find_ray
+from zeno.engine import Engine
 from zeno.problem import Problem
 from zeno.records import RECORDS_FILE, read
 from zeno.scoring import ThreadScorer
@@ -215,7 +216,7 @@ def test_actors_that_send_what_ours_never_would_are_on_the_record_and_out(monkey
     with RayCluster([Odd(i, {}) for i in range(9)], deadline=60.0) as cluster:
         params = nn.Parameter(torch.zeros(D))
         optimizer = torch.optim.SGD([params], lr=0.1)
-        server = zeno.Server(problem, zeno.Zeno(trim=7), cluster, dataset, torch.arange(9), optimizer)
+        server = Engine(problem, zeno.Zeno(trim=7), cluster, dataset, torch.arange(9), optimizer)
         for step in (5, 6):
             outcome = server.step(step)
             unreadable = outcome.errors.pop(7)
@@ -502,7 +503,7 @@ def test_candidates_are_scored_while_others_are_still_computing() -> None:
     optimizer = torch.optim.SGD([params], lr=0.1)
     spy = Spying()
     with Waiting(workers) as cluster:
-        server = zeno.Server(problem, zeno.Zeno(trim=1), cluster, task.train, torch.arange(100), optimizer, scorer=spy)
+        server = Engine(problem, zeno.Zeno(trim=1), cluster, task.train, torch.arange(100), optimizer, scorer=spy)
         outcome = server.step(0)
     spy.close()
     assert scored == [0, 1, 2, -1, 3]

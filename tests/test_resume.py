@@ -18,6 +18,7 @@ from torch import Tensor
 
 import zeno
 from zeno import checkpoint
+from zeno.engine import Engine
 from zeno.records import CHECKPOINTS, MODEL_FILE, RECORDS_FILE, read
 from zeno.scoring import ThreadScorer
 
@@ -31,16 +32,16 @@ class Crash(Exception):  # noqa: N818
 
 def crash_in(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Once, in the middle of a step: the parameters are new, and nothing has been written down yet."""
-    step = zeno.Server.step
+    step = Engine.step
 
-    def crashing(self: zeno.Server, number: int, skip: Collection[int] = ()) -> Any:
+    def crashing(self: Engine, number: int, skip: Collection[int] = ()) -> Any:
         outcome = step(self, number, skip)
         if number == at:
-            monkeypatch.setattr(zeno.Server, "step", step)
+            monkeypatch.setattr(Engine, "step", step)
             raise Crash
         return outcome
 
-    monkeypatch.setattr(zeno.Server, "step", crashing)
+    monkeypatch.setattr(Engine, "step", crashing)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import Tensor
 import zeno
 from zeno import models, tasks
 from zeno.compare import WITHOUT_FAULTS, runs
+from zeno.engine import Engine
 from zeno.problem import Oracle, Problem
 from zeno.records import MODEL_FILE, read
 from zeno.train import evaluate, make_cluster
@@ -163,14 +164,14 @@ def test_momentum_makes_the_same_steps_as_torch_on_the_model_itself() -> None:
 
 
 def test_the_server_can_keep_samples_that_no_worker_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    servers: list[zeno.Server] = []
-    make = zeno.Server.__init__
+    servers: list[Engine] = []
+    make = Engine.__init__
 
-    def spy(self: zeno.Server, *args: Any, **keywords: Any) -> None:
+    def spy(self: Engine, *args: Any, **keywords: Any) -> None:
         servers.append(self)
         make(self, *args, **keywords)
 
-    monkeypatch.setattr(zeno.Server, "__init__", spy)
+    monkeypatch.setattr(Engine, "__init__", spy)
     run = replace(SMALL, server_data=0.1, split=zeno.Disjoint(), faulty=0)
     assert len(zeno.train(run)) == 12
     inner = servers[0].cluster

@@ -67,7 +67,6 @@ from zeno.rules import (
     chain,
 )
 from zeno.run import Run
-from zeno.server import Server
 from zeno.setup import Setup
 from zeno.tasks import TASKS, Task
 from zeno.train import train
@@ -138,7 +137,6 @@ __all__ = [
     "Rule",
     "Run",
     "Scene",
-    "Server",
     "Setup",
     "SignFlip",
     "SignGuard",

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from zeno import checkpoint, tasks
 from zeno.cluster import NOBODY, Cluster, Faulty, LocalCluster, Status
 from zeno.data import Dataset, generator, hold_out
+from zeno.engine import Engine, Step
 from zeno.ledger import ledger_of
 from zeno.problem import Problem
 from zeno.records import CHECKPOINTS, MODEL_FILE, RUN_FILE, Journal, Record, finite, read_whole
 from zeno.rules import bears
 from zeno.run import Run
 from zeno.scoring import Scorer
-from zeno.server import Server, Step
 from zeno.setup import Setup
 from zeno.stop import Stop, Stopped
 from zeno.tasks import Task
@@ -68,17 +68,17 @@ def train(
         cluster = stack.enter_context(make_cluster(run, task, problem, worker_samples, setup))
         scorer = stack.enter_context(closing(_make_scorers(problem, setup))) if setup.scorers else None
         optimizer, schedule = run.make_optimizer(params)
-        server = stack.enter_context(
+        engine = stack.enter_context(
             closing(
-                Server(
+                Engine(
                     problem, run.rule, cluster, task.train, server_samples, optimizer, schedule, run.seed, scorer=scorer
                 )
             )
         )
         if isinstance(cluster, Faulty):
-            cluster.trial = server.trial  # some faults know the rule
+            cluster.trial = engine.trial  # some faults know the rule
         if state is not None:
-            server.load_state(state)
+            engine.load_state(state)
             if state.get("cluster") is not None:
                 cluster.load_state(state["cluster"])
         journal = stack.enter_context(Journal(folder, run.to_toml() + setup.to_toml(), earlier))
@@ -86,19 +86,19 @@ def train(
         if on_record is not None:
             watchers.append(on_record)
         ledger = ledger_of(journal.records, run.workers) if run.quarantine else None
-        whole = True  # whether the server is between two steps, and its state one to go on from
+        whole = True  # whether the engine is between two steps, and its state one to go on from
 
         def save() -> None:
             if folder is not None:
                 journal.sync()
-                state_now = {**server.state_to_save(), "cluster": cluster.state_to_save()}
+                state_now = {**engine.state_to_save(), "cluster": cluster.state_to_save()}
                 checkpoint.save(folder / CHECKPOINTS, len(journal.records), state_now, keep=setup.checkpoints)
 
         stop = stack.enter_context(Stop())
         try:
             for step in range(len(journal.records), run.steps):
                 whole = False
-                outcome = server.step(step, skip=ledger.resting(step, most_resting(run)) if ledger else NOBODY)
+                outcome = engine.step(step, skip=ledger.resting(step, most_resting(run)) if ledger else NOBODY)
                 loss, accuracy = None, None
                 evaluated = (step + 1) % run.eval_every == 0 or step + 1 == run.steps
                 if evaluated:
@@ -117,7 +117,7 @@ def train(
                 if stop.asked is not None:
                     raise Stopped(stop.asked)
         finally:
-            server.close()  # nobody else may write to the model while it is saved
+            engine.close()  # nobody else may write to the model while it is saved
             if whole:
                 save()
             if folder is not None:

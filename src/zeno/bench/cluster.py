@@ -23,11 +23,11 @@ from zeno.cluster import Cluster
 from zeno.cluster.ray import RayCluster, RayScorers, Session
 from zeno.cluster.ray.session import find_ray
 from zeno.data import Dataset
+from zeno.engine import Engine
 from zeno.faults import Fault
 from zeno.problem import Problem
 from zeno.rules import Mean, Rule, Zeno
 from zeno.scoring import Scorer, ThreadScorer
-from zeno.server import Server
 from zeno.worker import Worker
 
 D = 1_310_922  # parameters of the paper's CNN
@@ -85,10 +85,10 @@ def need_all(errors: Mapping[int, str]) -> None:
         raise RuntimeError(f"This benchmark needs a reply from every worker. Found {dict(errors)}.")
 
 
-def make_server(problem: Problem, rule: Rule, cluster: Cluster) -> Server:
+def make_server(problem: Problem, rule: Rule, cluster: Cluster) -> Engine:
     dataset = Dataset(*samples(1000, seed=4), classes=CLASSES)
     optimizer = torch.optim.SGD([nn.Parameter(problem.flat.clone())], lr=1e-3)
-    return Server(problem, rule, cluster, dataset, torch.arange(len(dataset)), optimizer)
+    return Engine(problem, rule, cluster, dataset, torch.arange(len(dataset)), optimizer)
 
 
 def engine(workers: int = M, size: int = D, workers_per_actor: int = 1, rounds: int = 40) -> Numbers:

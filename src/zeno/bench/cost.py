@@ -19,7 +19,7 @@ from zeno.bench import steps
 from zeno.data import Batch
 from zeno.problem import Problem
 from zeno.rules import Aggregate, Krum, Mean, Median, Zeno
-from zeno.server import STATISTICS_SAMPLES
+from zeno.step import STATISTICS_SAMPLES
 
 TRIM, RHO = 4, 5e-4  # b, rho in the paper
 N_R = 4  # that the paper's claims are about

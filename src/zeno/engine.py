@@ -1,14 +1,11 @@
-"""The server: one step from the workers' replies to the new parameters.
+"""The server of a run: one step from the replies of a cluster to the new parameters.
 
-Nothing that a worker sends is used before it was checked. A reply that is missing, stale, of the wrong size or
-type, or not finite is a fault of that worker only: its row stays NaN, and the reason goes on the record.
+A reply that is missing, stale, of the wrong size or type, or not finite is a fault of that worker only: its row stays
+NaN, and the reason goes on the record.
 """
 
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,16 +13,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from zeno.cluster import NOBODY, Cluster, Reply
+from zeno.cluster import NOBODY, Cluster
 from zeno.cores import one_thread
 from zeno.data import Batch, Dataset, draw, generator
-from zeno.problem import Oracle, Problem
+from zeno.problem import Problem
 from zeno.rules import Aggregate, Rule, TooFewUsable, bears
-from zeno.rules.memory import all_finite
-from zeno.rules.standing import PARTS
 from zeno.scoring import Scorer, ThreadScorer
-
-STATISTICS_SAMPLES = 256  # of the server's own, for the running statistics of each step
+from zeno.step import STATISTICS_SAMPLES, Asked, Clock, Oracles, error_in
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +35,8 @@ class Step:
     seconds: dict[str, float]  # by phase: gradients, scores, rule, update
 
 
-class Server:
-    """Holds the parameters, and samples of its own that no worker chooses."""
+class Engine:
+    """Asks a cluster, and holds the parameters, and samples of its own that no worker chooses."""
 
     def __init__(
         self,
@@ -78,9 +72,9 @@ class Server:
         """One step. Workers in `skip` are left out, as long as the rule has enough candidates without them."""
         lr = float(self.optimizer.param_groups[0]["lr"])
         params = self.params.detach()
-        clock = _Clock()
+        clock = Clock()
 
-        descent = _Asked(lr, self._oracles("score", params, lr, step), clock, self.candidates, self._scorer)
+        descent = Asked(lr, self._oracles("score", params, lr, step), clock, self.candidates, self._scorer)
         with clock("gradients"):
             errors, late, unasked = self._collect(params, step, skip, descent)
         aggregate, skipped = None, None
@@ -108,7 +102,7 @@ class Server:
         lr = float(self.optimizer.param_groups[0]["lr"])
         oracles = self._oracles("trial", self.params.detach(), lr, step)
         try:
-            return self.rule(candidates, _Asked(lr, oracles, _Clock(), self.candidates, None), self.state).update
+            return self.rule(candidates, Asked(lr, oracles, Clock(), self.candidates, None), self.state).update
         except TooFewUsable:
             return None
 
@@ -138,7 +132,7 @@ class Server:
             self._thread.close()
 
     def _collect(
-        self, params: Tensor, step: int, skip: Collection[int], descent: "_Asked"
+        self, params: Tensor, step: int, skip: Collection[int], descent: Asked
     ) -> tuple[dict[int, str], list[int], list[int]]:
         """Puts the replies into the rows of the candidates, and NaN where there is none.
 
@@ -158,7 +152,7 @@ class Server:
         return errors, late, unasked
 
     def _ask(
-        self, params: Tensor, step: int, whom: Collection[int], need: int, descent: "_Asked"
+        self, params: Tensor, step: int, whom: Collection[int], need: int, descent: Asked
     ) -> tuple[dict[int, str], list[int]]:
         errors = dict.fromkeys(sorted(whom), "sent no reply")
         late = []
@@ -180,7 +174,7 @@ class Server:
                 errors[reply.worker] = error
         return errors, late
 
-    def _oracles(self, role: str, params: Tensor, lr: float, step: int) -> "Oracles":
+    def _oracles(self, role: str, params: Tensor, lr: float, step: int) -> Oracles:
         """What fresh samples say: of number 0 as many as the rule works with, of the others as many as it asks for."""
         usual = getattr(self.rule, "samples", getattr(self.rule, "batch_size", 4))
         return lambda number=0, size=usual: self.problem.at(params, lr, self._draw(role, step, size, number))
@@ -191,89 +185,3 @@ class Server:
     def _refresh_buffers(self, step: int) -> None:
         if self.problem.norms:
             self.problem.refresh(self.params.detach(), self._draw("statistics", step, STATISTICS_SAMPLES).inputs)
-
-
-def error_in(reply: Reply, step: int, params: Tensor) -> str | None:
-    """What is wrong with a reply, or None. Looks at the numbers last, and only at as many as there should be."""
-    gradient = reply.gradient
-    if reply.error is not None:
-        return reply.error
-    if not isinstance(gradient, Tensor):
-        return f"sent {type(gradient).__name__}, expected a tensor"
-    if reply.step != step:
-        return f"sent the gradient of step {reply.step}, expected step {step}"
-    if gradient.shape != params.shape:
-        return f"sent numbers of shape {list(gradient.shape)}, expected {list(params.shape)}"
-    if gradient.dtype != params.dtype or gradient.layout != params.layout:
-        return f"sent {gradient.dtype}, {gradient.layout}, expected {params.dtype}, {params.layout}"
-    if not all_finite(gradient):
-        return "sent numbers that are not finite"
-    return None
-
-
-Oracles = Callable[..., Oracle]
-"""(number, samples) -> what that many samples, fresh for each number, say."""
-
-
-class _Asked:
-    """The oracle as a rule sees it, its time on the clock; it knows the candidates that were scored on arrival.
-
-    Samples are drawn when it is first asked, or when the first candidate is there, and not before: nobody could fit a
-    gradient to them.
-    """
-
-    def __init__(self, lr: float, make: Oracles, clock: "_Clock", own: Tensor, scorer: Scorer | None) -> None:
-        self.lr = lr
-        self._make = make
-        self._clock = clock
-        self._own = own  # the candidates [m, d] that arrive
-        self._scorer = scorer
-        self._begun = False
-        self._drawn = 0
-
-    def arrived(self, worker: int) -> None:
-        """The candidate of this worker is in its row, and may be scored."""
-        if self._scorer is not None:
-            if not self._begun:
-                self._scorer.begin(self._oracle, len(self._own))
-                self._begun = True
-            self._scorer.add(worker, self._own[worker])
-
-    def __call__(self, candidates: Tensor) -> Tensor:
-        with self._clock("scores"):
-            if self._scorer is not None and self._begun and candidates.data_ptr() == self._own.data_ptr():
-                return self._scorer.descents().to(candidates.device)
-            return self._oracle(candidates)
-
-    def parts(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
-        """The descents [m, p] on that many samples that nothing was scored on before, in equal parts."""
-        self._drawn += 1
-        with self._clock("scores"):
-            return self._make(self._drawn, samples).in_parts(candidates, min(PARTS, samples))
-
-    def gradient(self) -> Tensor:
-        with self._clock("scores"):
-            return self._oracle.gradient()
-
-    @cached_property
-    def _oracle(self) -> Oracle:
-        return self._make()
-
-
-class _Clock:
-    """Seconds by phase; a phase inside another is not counted twice."""
-
-    def __init__(self) -> None:
-        self.seconds = {"gradients": 0.0, "scores": 0.0, "rule": 0.0, "update": 0.0}
-        self._inner = 0.0
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        outer, self._inner = self._inner, 0.0
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            elapsed = time.perf_counter() - start
-            self.seconds[phase] += elapsed - self._inner
-            self._inner = outer + elapsed

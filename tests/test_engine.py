@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import zeno
 from zeno.cluster.cluster import NO_FAULTS, NOBODY
+from zeno.engine import Engine
 
 GOOD = torch.tensor([1.0, 2.0])
 
@@ -44,14 +45,14 @@ class Sending(zeno.Cluster):
         pass
 
 
-def server(sent: Sequence[Any], rule: zeno.Rule, lr: float = 0.1) -> zeno.Server:
+def server(sent: Sequence[Any], rule: zeno.Rule, lr: float = 0.1) -> Engine:
     """Linear regression of y = x0 + 2 x1 from weights 0: the gradient points to -(1, 2)."""
     problem = zeno.Problem(nn.Linear(2, 1, bias=False), F.mse_loss)
     params = nn.Parameter(torch.zeros(2))
     inputs = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
     dataset = zeno.Dataset(inputs, inputs @ GOOD[:, None])
     optimizer = torch.optim.SGD([params], lr=lr)
-    return zeno.Server(problem, rule, Sending(sent), dataset, torch.arange(100), optimizer)
+    return Engine(problem, rule, Sending(sent), dataset, torch.arange(100), optimizer)
 
 
 def test_a_step_moves_the_parameters_by_the_update_of_the_rule() -> None:
@@ -177,7 +178,7 @@ def test_buffers_are_fresh_for_the_parameters_after_each_step() -> None:
     inputs = torch.randn(100, 2)
     dataset = zeno.Dataset(inputs, inputs.sum(dim=1, keepdim=True))
     cluster = Sending([torch.randn(problem.size)])
-    one = zeno.Server(problem, zeno.Mean(), cluster, dataset, torch.arange(100), torch.optim.SGD([params], lr=1.0))
+    one = Engine(problem, zeno.Mean(), cluster, dataset, torch.arange(100), torch.optim.SGD([params], lr=1.0))
     one.step(0)
     with torch.no_grad():
         features = inputs @ params[:6].view(3, 2).T + params[6:9]
@@ -187,13 +188,13 @@ def test_buffers_are_fresh_for_the_parameters_after_each_step() -> None:
 
 def test_a_trial_says_what_the_rule_would_do_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[str, int]] = []
-    draw = zeno.Server._draw
+    draw = Engine._draw
 
-    def drawing(self: zeno.Server, role: str, step: int, size: int, number: int = 0) -> zeno.Batch:
+    def drawing(self: Engine, role: str, step: int, size: int, number: int = 0) -> zeno.Batch:
         drawn.append((role, size))
         return draw(self, role, step, size, number)
 
-    monkeypatch.setattr(zeno.Server, "_draw", drawing)
+    monkeypatch.setattr(Engine, "_draw", drawing)
     one = server([GOOD, 3 * GOOD, -GOOD], zeno.Zeno(trim=1, batch_size=8))
     found = one.trial(torch.stack([-GOOD, -3 * GOOD, GOOD]), 0)
     assert found is not None
