@@ -97,6 +97,18 @@ def test_where_the_data_is_does_not_tell_runs_apart() -> None:
     there = replace(SCALES["small"], data="/elsewhere")
     assert key(there.run()) == key(SCALES["small"].run())
     assert there.run().data == "/elsewhere"
+    assert key(there.run()) != key(replace(there.run(), seed=5))
+
+
+def test_results_of_an_older_version_with_fewer_settings_are_known_again() -> None:
+    published = reproduce.read(Path(__file__).parent.parent / "docs" / "reproduction" / "small")
+    runs = reproduce.runs_of(figures(SCALES["small"]))
+    assert len(published) > 20
+    assert published.keys() <= {key(run) for run in runs}
+
+
+def test_where_the_data_is_stays_out_of_the_settings() -> None:
+    there = replace(SCALES["small"], data="/elsewhere")
     assert "elsewhere" not in there.to_toml()
 
 

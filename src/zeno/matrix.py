@@ -22,7 +22,7 @@ from zeno.outcomes import Outcomes
 from zeno.processes import Died, in_processes
 from zeno.records import summarize
 from zeno.rules import PARTS, RULES, Mean, Rule
-from zeno.run import RULE_SETTINGS, Run, from_settings, number_or_text
+from zeno.run import RULE_SETTINGS, Run, from_settings, key_of, number_or_text
 from zeno.spec import describe
 from zeno.stop import Stop, Stopped
 from zeno.train import train
@@ -64,7 +64,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        return self.run.to_toml()
+        return key_of(self.run.to_toml())
 
 
 @dataclass(frozen=True)
@@ -208,12 +208,12 @@ def run(
     (folder / MATRIX_FILE).write_text(matrix.to_toml(), encoding="utf-8")
     results = read(folder)
     cells = _cells(folder)
-    cells.rewrite(results)
+    cells.mend()
     with Stop("stopping; what is done is kept") as stop:
         jobs = missing(matrix, results)
         for one, outcome in in_processes(measure, jobs, processes or cores.number(), lambda: stop.asked is not None):
             result = Result(error=f"died: {outcome.how}") if isinstance(outcome, Died) else outcome
-            results[one.to_toml()] = result
+            results[key_of(one.to_toml())] = result
             cells.append(one.to_toml(), result)
             if on_result is not None:
                 on_result(one, result)
@@ -228,7 +228,7 @@ def read(folder: Path) -> dict[str, Result]:
 
 
 def _cells(folder: Path) -> Outcomes[Result]:
-    return Outcomes(folder / CELLS_FILE, Result)
+    return Outcomes(folder / CELLS_FILE, Result, key_of)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from zeno.faults import FAULTS
 from zeno.outcomes import Outcomes
 from zeno.processes import Died, in_processes
 from zeno.records import RECORDS_FILE, RUN_FILE, Record, summarize
-from zeno.run import Run, name_of
+from zeno.run import Run, key_of, name_of
 from zeno.setup import Setup
 from zeno.spec import describe
 from zeno.stop import Stop, Stopped
@@ -129,7 +129,7 @@ def run(
     with _held(scale, folder), Stop("stopping; what is done is kept") as stop:
         curves = read(folder)
         finished = _finished(folder)
-        finished.rewrite(curves)
+        finished.mend()
 
         def look() -> bool:
             nonlocal last_look
@@ -144,7 +144,7 @@ def run(
             if isinstance(outcome, Curve):
                 trained += job.run.steps
                 curves[key(job.run)] = outcome
-                finished.append(key(job.run), outcome)
+                finished.append(replace(job.run, data=None).to_toml(), outcome)  # whoever reads it has other folders
             else:
                 failed.append(f"{job.folder.name}: {outcome.how if isinstance(outcome, Died) else outcome}")
         if stop.asked is not None:
@@ -180,7 +180,7 @@ def read(folder: Path) -> dict[str, Curve]:
 
 
 def _finished(folder: Path) -> Outcomes[Curve]:
-    return Outcomes(folder / CURVES_FILE, Curve)
+    return Outcomes(folder / CURVES_FILE, Curve, key_of)
 
 
 @contextmanager

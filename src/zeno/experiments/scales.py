@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, fields
 
-from zeno.run import Run
+from zeno.run import Run, key_of
 
 STEPS_AN_EPOCH = 25
 
@@ -57,4 +57,4 @@ SCALES = {
 
 def key(run: Run) -> str:
     """What tells runs apart: all that decides a result, and not where this machine has the data."""
-    return "".join(line + "\n" for line in run.to_toml().splitlines() if not line.startswith("data = "))
+    return key_of(run.to_toml())
