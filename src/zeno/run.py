@@ -74,6 +74,12 @@ class Run:
     precision: str = setting(
         "float32", "Workers", "What gradients are computed in: float32, or bf16 (torch's autocast). Scores: float32."
     )
+    local_steps: int = setting(
+        1, "Workers", "SGD steps that a worker takes by itself, each on a batch of its own; it sends their sum."
+    )
+    worker_momentum: float = setting(
+        0.0, "Workers", "Workers send the decayed mean of their gradients: the weight of the past (beta), below 1."
+    )
     rule: Rule = setting(
         Zeno(trim=PAPER_TRIM), "Rule", "What makes one update of the candidates: a name that `zeno rules` lists."
     )
@@ -100,13 +106,14 @@ class Run:
         self._need(callable(self.rule), "rule", "as a rule, such as zeno.Zeno(trim=4)")
         self._need(callable(self.split), "split", "as a split, such as zeno.IID()")
         self._need(isinstance(self.fault, Fault), "fault", "as a fault, such as zeno.LabelFlip()")
-        for name in ("workers", "batch_size", "steps", "eval_every", "eval_samples"):
+        for name in ("workers", "batch_size", "local_steps", "steps", "eval_every", "eval_samples"):
             self._need(getattr(self, name) >= 1, name, "of at least 1")
         for name in ("faulty", "seed"):
             self._need(getattr(self, name) >= 0, name, "of at least 0")
         self._need(self.faulty <= self.workers, "faulty", f"of at most workers={self.workers}")
         self.faulty_workers()  # says so where the parts of the fault take more workers, or fewer
-        self._need(0 <= self.server_data < 1, "server_data", "of at least 0 and below 1")
+        for name in ("server_data", "worker_momentum"):
+            self._need(0 <= getattr(self, name) < 1, name, "of at least 0 and below 1")
         self._need(math.isfinite(self.lr) and self.lr > 0, "lr", "that is finite and above 0")
         self._need(self.precision in PRECISIONS, "precision", f"as one of {', '.join(PRECISIONS)}")
         # Dry runs: whatever cannot work with this many workers or this optimizer says so now, not after an hour.
@@ -129,6 +136,18 @@ class Run:
         if self.schedule is None:
             return optimizer, None
         return optimizer, build("schedule", self.schedule, SCHEDULES, overrides={"optimizer": optimizer})
+
+    def lrs(self) -> tuple[float, ...]:
+        """The learning rate of every step: schedules know the number of the step, and nothing else of a run."""
+        if self.schedule is None:
+            return (self.lr,) * self.steps
+        optimizer, schedule = self.make_optimizer(nn.Parameter(torch.zeros(1)))
+        found = []
+        for _ in range(self.steps):
+            found.append(float(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            schedule.step()  # type: ignore[union-attr]
+        return tuple(found)
 
     def _try_optimizer(self) -> None:
         params = nn.Parameter(torch.zeros(1))
@@ -155,6 +174,16 @@ class Run:
             if value is not None:
                 lines.append(f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}\n")
         return "".join(lines)
+
+
+def key_of(toml: str) -> str:
+    """What tells runs apart: the settings in the text that `Run.to_toml` made, but for those at their defaults.
+
+    So it is the same for what a version with fewer settings has written. Where this machine has the data is no part.
+    """
+    usual = set(Run().to_toml().splitlines())
+    told = [line for line in toml.splitlines() if line not in usual and not line.startswith("data = ")]
+    return "".join(line + "\n" for line in told)
 
 
 def from_settings(settings: Mapping[str, Any]) -> Run:

@@ -36,6 +36,7 @@ class LocalCluster(Cluster):
         self.workers = workers
         self.size = len(workers)
         self.problem = workers[0].problem
+        self._one_each = all(worker.local_steps == 1 for worker in workers)  # gradient, at parameters that all share
         self._seconds = float("inf")  # that the quickest gradient took so far
         self._same_at_once: dict[object, bool] = {}  # by how many batches there are, and what they look like
 
@@ -58,15 +59,17 @@ class LocalCluster(Cluster):
             worker, batch = job
             began = time.perf_counter()
             found = replace(worker, problem=problem).gradient_of(batch, params, buffers, step)
-            self._seconds = min(self._seconds, time.perf_counter() - began)
+            self._seconds = min(self._seconds, (time.perf_counter() - began) / worker.local_steps)
             return found
 
-        if self._seconds < QUICK:
+        quick = self._seconds < QUICK
+        if quick and self._one_each:
             jobs = list(jobs)
             found: Iterable[tuple[Worker, Tensor]] = zip(asked, self._quickly(params, jobs, gradient), strict=True)
         else:
             few = self.workers[0].dataset.batch(self.workers[0].shard[:4])
-            places = self.problem.replicas(min(torch.get_num_threads(), len(asked)), few)
+            number = 1 if quick else min(torch.get_num_threads(), len(asked))
+            places = self.problem.replicas(number, few)
             found = ((worker, one) for (worker, _), one in side_by_side(gradient, places, jobs))
         for worker, one in found:
             yield Reply(worker.index, step, one)

@@ -84,7 +84,7 @@ class RayScorers:
         question = Question(
             as_array(oracle.params),
             {name: as_array(buffer) for name, buffer in buffers.items()},
-            oracle.lr,
+            float(oracle.lr),  # an engine has one rate for all
             as_array(oracle.batch.inputs),
             as_array(oracle.batch.targets),
             oracle.own_statistics,
