@@ -1,5 +1,6 @@
 """Zeno: distributed SGD that survives any number of faulty workers, as long as one is good."""
 
+from zeno import distributed
 from zeno.cluster import Cluster, Faulty, LocalCluster, Reply
 from zeno.data import IID, SPLITS, Batch, ByLabel, Dataset, Dirichlet, Disjoint, Split
 from zeno.faults import (
@@ -31,6 +32,7 @@ from zeno.faults import (
     Zero,
 )
 from zeno.ledger import Ledger, ledger_of
+from zeno.momentum import Momentum
 from zeno.problem import Oracle, Problem
 from zeno.records import Record, Summary, summarize
 from zeno.rules import (
@@ -67,9 +69,11 @@ from zeno.rules import (
     chain,
 )
 from zeno.run import Run
+from zeno.server import Server
 from zeno.setup import Setup
 from zeno.tasks import TASKS, Task
 from zeno.train import train
+from zeno.vectors import flatten, unflatten
 
 __all__ = [
     "ALIE",
@@ -124,6 +128,7 @@ __all__ = [
     "MinMax",
     "MinSum",
     "MoNNA",
+    "Momentum",
     "MultiKrum",
     "NonFinite",
     "Omniscient",
@@ -137,6 +142,7 @@ __all__ = [
     "Rule",
     "Run",
     "Scene",
+    "Server",
     "Setup",
     "SignFlip",
     "SignGuard",
@@ -150,7 +156,10 @@ __all__ = [
     "Zeno",
     "Zero",
     "chain",
+    "distributed",
+    "flatten",
     "ledger_of",
     "summarize",
     "train",
+    "unflatten",
 ]

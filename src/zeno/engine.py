@@ -102,7 +102,7 @@ class Engine:
         lr = float(self.optimizer.param_groups[0]["lr"])
         oracles = self._oracles("trial", self.params.detach(), lr, step)
         try:
-            return self.rule(candidates, Asked(lr, oracles, Clock(), self.candidates, None), self.state).update
+            return self.rule(candidates, Asked(lr, oracles, Clock()), self.state).update
         except TooFewUsable:
             return None
 

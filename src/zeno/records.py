@@ -78,11 +78,14 @@ class Journal:
     """Writes the records of a run as they come; without a folder it only collects them.
 
     With `earlier` records it goes on after them, in a folder that holds at least these; what follows them there is
-    dropped.
+    dropped. Without `keep` it holds no records itself.
     """
 
-    def __init__(self, folder: Path | None, settings: str, earlier: Sequence[Record] | None = None) -> None:
-        self.records: list[Record] = list(earlier or [])
+    def __init__(
+        self, folder: Path | None, settings: str, earlier: Sequence[Record] | None = None, keep: bool = True
+    ) -> None:
+        self.records: list[Record] = list(earlier or []) if keep else []
+        self._keep = keep
         self._file: IO[str] | None = None
         self._lock = ExitStack()
         if folder is not None:
@@ -91,11 +94,12 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock.enter_context(writing(folder))
             _replace(folder / RUN_FILE, settings)
-            _replace(folder / RECORDS_FILE, "".join(record.to_json() + "\n" for record in self.records))
+            _replace(folder / RECORDS_FILE, "".join(record.to_json() + "\n" for record in earlier or ()))
             self._file = (folder / RECORDS_FILE).open("a", encoding="utf-8")
 
     def append(self, record: Record) -> None:
-        self.records.append(record)
+        if self._keep:
+            self.records.append(record)
         if self._file is not None:
             self._file.write(record.to_json() + "\n")
             self._file.flush()
@@ -210,6 +214,7 @@ class Summary:
 
 
 def summarize(records: Sequence[Record]) -> Summary:
+    """The records of a run in a few numbers."""
     last = next((r for r in reversed(records) if r.evaluated), None)
     num_faulty = num_kept = num_both = 0
     for record in records:

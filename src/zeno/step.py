@@ -4,15 +4,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
 from zeno.problem import Oracle
+from zeno.records import Record, finite
 from zeno.reply import Reply
+from zeno.rules import Aggregate
 from zeno.rules.memory import all_finite
 from zeno.rules.standing import PARTS
 from zeno.scoring import Scorer
 
+NOT_FINITE = "sent numbers that are not finite"
 STATISTICS_SAMPLES = 256  # of the server's own, for the running statistics of each step
 
 
@@ -29,9 +33,36 @@ def error_in(reply: Reply, step: int, params: Tensor) -> str | None:
         return f"sent numbers of shape {list(gradient.shape)}, expected {list(params.shape)}"
     if gradient.dtype != params.dtype or gradient.layout != params.layout:
         return f"sent {gradient.dtype}, {gradient.layout}, expected {params.dtype}, {params.layout}"
-    if not all_finite(gradient):
-        return "sent numbers that are not finite"
-    return None
+    return None if all_finite(gradient) else NOT_FINITE
+
+
+def record_of(
+    step: int,
+    lr: float,
+    aggregate: Aggregate | None,  # None: the step was skipped
+    skipped: str | None,
+    errors: dict[int, str],
+    quarantined: Sequence[int] = (),
+    **rest: Any,
+) -> Record:
+    """What is written down of a step; `rest` are other fields of a record."""
+    scores = None if aggregate is None or aggregate.scores is None else finite(aggregate.scores.tolist())
+    standing = None if aggregate is None else aggregate.standing
+    without = {*errors, *quarantined}
+    judged = [] if aggregate is None or aggregate.judged is None else aggregate.judged.tolist()
+    return Record(
+        step=step,
+        lr=lr,
+        kept=None if aggregate is None else aggregate.kept.tolist(),
+        scores=scores,
+        standing=None if standing is None else standing.tolist(),
+        samples=None if aggregate is None else aggregate.samples,
+        unjudged=[worker for worker, looked in enumerate(judged) if not looked and worker not in without],
+        quarantined=list(quarantined),
+        errors=errors,
+        skipped=skipped,
+        **rest,
+    )
 
 
 Oracles = Callable[..., Oracle]
@@ -45,18 +76,25 @@ class Asked:
     gradient to them.
     """
 
-    def __init__(self, lr: float, make: Oracles, clock: "Clock", own: Tensor, scorer: Scorer | None) -> None:
+    def __init__(
+        self,
+        lr: float | Tensor,
+        make: Oracles,
+        clock: "Clock",
+        own: Tensor | None = None,  # the candidates [m, d] that are scored as they arrive,
+        scorer: Scorer | None = None,  # and by whom
+    ) -> None:
         self.lr = lr
         self._make = make
         self._clock = clock
-        self._own = own  # the candidates [m, d] that arrive
-        self._scorer = scorer
+        self._own = own
+        self._scorer = scorer if own is not None else None
         self._begun = False
         self._drawn = 0
 
     def arrived(self, worker: int) -> None:
         """The candidate of this worker is in its row, and may be scored."""
-        if self._scorer is not None:
+        if self._scorer is not None and self._own is not None:
             if not self._begun:
                 self._scorer.begin(self._oracle, len(self._own))
                 self._begun = True
@@ -64,7 +102,8 @@ class Asked:
 
     def __call__(self, candidates: Tensor) -> Tensor:
         with self._clock("scores"):
-            if self._scorer is not None and self._begun and candidates.data_ptr() == self._own.data_ptr():
+            own = self._own if self._begun else None
+            if own is not None and self._scorer is not None and candidates.data_ptr() == own.data_ptr():
                 return self._scorer.descents().to(candidates.device)
             return self._oracle(candidates)
 

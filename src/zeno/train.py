@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from zeno import checkpoint, tasks
-from zeno.cluster import NOBODY, Cluster, Faulty, LocalCluster, Status
+from zeno.cluster import NOBODY, Cluster, Faulty, LocalCluster, Remembering
 from zeno.data import Dataset, generator, hold_out
-from zeno.engine import Engine, Step
+from zeno.engine import Engine
 from zeno.ledger import ledger_of
 from zeno.problem import Problem
 from zeno.records import CHECKPOINTS, MODEL_FILE, RUN_FILE, Journal, Record, finite, read_whole
@@ -23,6 +23,7 @@ from zeno.rules import bears
 from zeno.run import Run
 from zeno.scoring import Scorer
 from zeno.setup import Setup
+from zeno.step import record_of
 from zeno.stop import Stop, Stopped
 from zeno.tasks import Task
 from zeno.telemetry import Metrics, TensorBoard
@@ -105,7 +106,21 @@ def train(
                     loss = evaluate(problem.loss, params.detach(), task.train, train_eval)
                     if task.test.classes is not None:
                         accuracy = evaluate(problem.accuracy, params.detach(), task.test, test_eval)
-                record = _record(step, outcome, sorted(who(step)), evaluated, loss, accuracy, cluster.status)
+                record = record_of(
+                    step,
+                    outcome.lr,
+                    outcome.aggregate,
+                    outcome.skipped,
+                    outcome.errors,
+                    quarantined=outcome.unasked,
+                    late=outcome.late,
+                    faulty=sorted(who(step)),
+                    train_loss=None if loss is None else finite([loss])[0],
+                    accuracy=accuracy,
+                    evaluated=evaluated,
+                    seconds=outcome.seconds,
+                    workers=cluster.status._asdict(),
+                )
                 journal.append(record)
                 if ledger is not None:
                     ledger.add(record)
@@ -194,8 +209,9 @@ def make_cluster(run: Run, task: Task, problem: Problem, samples: Tensor, setup:
             f"{run.split} leaves a worker without samples: {len(samples)} of them for {run.workers} workers. "
             "Use fewer workers, or the split iid."
         )
+    lrs = run.lrs() if run.local_steps > 1 else ()
     workers = [
-        Worker(i, problem, task.train, samples[shard], run.batch_size, run.seed, run.precision)
+        Worker(i, problem, task.train, samples[shard], run.batch_size, run.seed, run.precision, run.local_steps, lrs)
         for i, shard in enumerate(shards)
     ]
     cluster: Cluster
@@ -213,6 +229,8 @@ def make_cluster(run: Run, task: Task, problem: Problem, samples: Tensor, setup:
             address=setup.address,
             cpus_per_actor=setup.cpus_per_actor,
         )
+    if run.worker_momentum:
+        cluster = Remembering(cluster, run.worker_momentum)
     return Faulty(cluster, run.faulty_workers(), run.seed) if run.faulty else cluster
 
 
@@ -238,44 +256,3 @@ def _some(num_samples: int, most: int, seed: int) -> Tensor:
     if num_samples <= most:
         return torch.arange(num_samples)
     return torch.from_numpy(generator(seed, "evaluation").permutation(num_samples)[:most])
-
-
-def _unjudged(outcome: Step) -> list[int]:
-    """The workers whose candidate the rule did not look at, though there was one."""
-    judged = None if outcome.aggregate is None else outcome.aggregate.judged
-    if judged is None:
-        return []
-    without = {*outcome.errors, *outcome.unasked}
-    return [worker for worker, looked in enumerate(judged.tolist()) if not looked and worker not in without]
-
-
-def _record(
-    step: int,
-    outcome: Step,
-    faulty: Sequence[int],
-    evaluated: bool,
-    loss: float | None,
-    accuracy: float | None,
-    status: Status,
-) -> Record:
-    aggregate = outcome.aggregate
-    scored = aggregate is not None and aggregate.scores is not None
-    return Record(
-        step=step,
-        lr=outcome.lr,
-        kept=aggregate.kept.tolist() if aggregate else None,
-        scores=finite(aggregate.scores.tolist()) if scored else None,  # type: ignore[union-attr]
-        standing=aggregate.standing.tolist() if aggregate and aggregate.standing is not None else None,
-        samples=aggregate.samples if aggregate else None,
-        unjudged=_unjudged(outcome),
-        quarantined=outcome.unasked,
-        errors=outcome.errors,
-        late=outcome.late,
-        skipped=outcome.skipped,
-        faulty=list(faulty),
-        train_loss=finite([loss])[0] if loss is not None else None,
-        accuracy=accuracy,
-        evaluated=evaluated,
-        seconds=outcome.seconds,
-        workers=status._asdict(),
-    )

@@ -36,7 +36,7 @@ class Oracle:
 
     problem: "Problem"
     params: Tensor  # x [d]
-    lr: float
+    lr: float | Tensor  # [d] where parameters have rates of their own
     batch: Batch
     own_statistics: bool | None = None  # normalise with the samples' own or the running ones; None: by their number
 
@@ -57,7 +57,10 @@ class Oracle:
 
         def loss_after(problem: "Problem", row: int) -> list[float]:
             u, flat = candidates[row].detach(), problem.flat
-            torch.add(self.params, u, alpha=-self.lr, out=flat)
+            if isinstance(self.lr, Tensor):
+                torch.addcmul(self.params, u, self.lr, value=-1, out=flat)
+            else:
+                torch.add(self.params, u, alpha=-self.lr, out=flat)
             # x - lr * u is in the cache, and its sum tells: only if that is not finite is each number looked at.
             finite = bool(flat.sum().isfinite()) or bool(u.isfinite().all())
             return problem.losses_here(self.batch, parts) if finite else [float("nan")] * parts

@@ -41,16 +41,16 @@ class Problem:
         self.model = model
         self.loss_of = loss
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        kinds = {(p.dtype, p.device) for p in self.parameters}
+        kinds = {f"{p.dtype} on {p.device}" for p in self.parameters}
         if len(kinds) != 1:
             raise ValueError(
                 "A Problem needs a model with trainable parameters of one dtype on one device. "
-                f"Found {sorted(map(str, kinds)) or 'no trainable parameters'}."
+                f"Found {', '.join(sorted(kinds)) or 'no trainable parameters'}."
             )
         self._flat = torch.cat([p.detach().flatten() for p in self.parameters])  # [d]
         parts = self._flat.split([p.numel() for p in self.parameters])
         self._views = [part.view(p.shape) for p, part in zip(self.parameters, parts, strict=True)]
-        self.norms = [n for n in model.modules() if isinstance(n, _NormBase) and n.track_running_stats]
+        self.norms = norms_of(model)
         self.has_company = False  # whether others may draw random numbers at the same time
         self._replicas = Replicas(self)
 
@@ -128,8 +128,11 @@ class Problem:
         gradients: Tensor = at_once(params.detach(), inputs, targets)
         return gradients
 
-    def at(self, params: Tensor, lr: float, batch: Batch, own_statistics: bool | None = None) -> Oracle:
-        """What these samples say at these parameters [d]: their gradient, and the descent that candidates bring."""
+    def at(self, params: Tensor, lr: float | Tensor, batch: Batch, own_statistics: bool | None = None) -> Oracle:
+        """What these samples say at these parameters [d]: their gradient, and the descent that candidates bring.
+
+        `lr` is one rate, or one for each parameter [d].
+        """
         params = params.detach()
         if params.untyped_storage().data_ptr() == self._flat.untyped_storage().data_ptr():
             params = params.clone()  # `flat` is about to be written to
@@ -207,7 +210,12 @@ class Problem:
                     buffer.copy_(value)
 
     def _outputs(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.model(inputs)
+        outputs: object = self.model(inputs)
+        if not isinstance(outputs, Tensor):
+            raise ValueError(
+                "A Problem needs a model that returns one tensor with a row for each sample. "
+                f"Found {type(outputs).__name__}. Wrap the model in one that returns what the loss needs."
+            )
         return outputs
 
     def _loss(self, outputs: Callable[[], Tensor], targets: Tensor, precision: str) -> Tensor:
@@ -217,6 +225,11 @@ class Problem:
         with torch.autocast(self._flat.device.type, dtype):
             low = outputs()
         return self.loss_of(low.to(self._flat.dtype), targets)
+
+
+def norms_of(model: nn.Module) -> list[_NormBase]:
+    """The layers with running statistics."""
+    return [m for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats]
 
 
 @contextlib.contextmanager

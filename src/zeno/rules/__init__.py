@@ -50,6 +50,7 @@ RULES: dict[str, type[Rule]] = {
     "fltrust": FLTrust,
     "zeno": Zeno,
 }
+"""Rules by the names that the command line and TOML files have for them."""
 
 PRE_AGGREGATORS: dict[str, type[PreAggregator]] = {
     "nnm": NNM,
@@ -57,6 +58,7 @@ PRE_AGGREGATORS: dict[str, type[PreAggregator]] = {
     "clip": Clip,
     "arc": ARC,
 }
+"""What goes before a rule, as in `nnm+trimmed_mean`, by name."""
 
 PRESETS: dict[str, Callable[..., Rule]] = {"zeno_auto": Zeno.auto}
 """Names for rules with settings that measure best."""

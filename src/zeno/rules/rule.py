@@ -46,6 +46,13 @@ class TooFewUsable(ValueError):  # noqa: N818
     def __init__(self, rule: object, needed: int, usable: Tensor) -> None:
         super().__init__(f"{rule} needs {needed} usable candidates. Found {int(usable.sum())} of {len(usable)}.")
 
+    @classmethod
+    def said(cls, text: str) -> "TooFewUsable":
+        """What was raised elsewhere, with what it said there."""
+        error = cls.__new__(cls)
+        error.args = (text,)
+        return error
+
 
 def bears(rule: object) -> int | None:
     """How many unusable candidates a rule was told to bear; None where it was told nothing."""

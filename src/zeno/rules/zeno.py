@@ -195,7 +195,8 @@ class Zeno(OnRows):
             gradient, lr = own_gradient(self, descent, rows.d), getattr(descent, "lr", None)
             if lr is None:
                 raise ValueError(f"{self} needs the step that is tried, lr, from descent. Found {descent!r} without.")
-            return float(lr) * rows.dots(gradient)
+            # One rate, or one for each parameter [d].
+            return rows.dots(lr * gradient) if isinstance(lr, Tensor) and lr.ndim else float(lr) * rows.dots(gradient)
         if descent is None:
             raise ValueError(
                 "Zeno needs descent, the decrease of the loss on samples of the server's own. Found None. "
