@@ -87,7 +87,8 @@ def test_the_command_writes_what_it_shows(tmp_path: Path, monkeypatch: pytest.Mo
     assert "m=30 d=2e+02" in text
     assert "geometric_median" in text
     with pytest.raises(
-        ValueError, match=r"There is no benchmark 'speed'. There are: rules, growth, steps, cost, cluster, nan, all"
+        ValueError,
+        match=r"There is no benchmark 'speed'. There are: rules, growth, steps, cost, cluster, distributed, nan, all",
     ):
         show.run("speed", [300], 1, None, console)
 

@@ -408,7 +408,7 @@ def data(
 
 @app.command()
 def bench(
-    what: str = typer.Argument("rules", help="rules, growth, steps, cost, cluster, nan, or all."),
+    what: str = typer.Argument("rules", help="rules, growth, steps, cost, cluster, distributed, nan, or all."),
     size: list[int] = typer.Option([1_310_922, 10_000_000], help="Parameters (d) for rules; repeat for more."),
     threads: int = typer.Option(2, help="Torch threads."),
     json_file: Path | None = typer.Option(None, "--json", help="Write the figures to this file."),

@@ -15,14 +15,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from zeno.bench import cluster, cost, rules, steps
+from zeno.bench import cluster, cost, distributed, rules, steps
 from zeno.bench.cost import GRADIENT, Cost
 from zeno.bench.peers import PACKAGES, missing
 from zeno.bench.rules import Timing
 
 COST_OF = ("cnn", "small_cnn")
 GROWTH = [(10, 10**5), (20, 10**5), (50, 10**5), (100, 10**5), (200, 10**5), (10, 10**6), (10, 10**7), (10, 10**8)]
-PARTS = ("rules", "growth", "steps", "cost", "cluster", "nan")
+PARTS = ("rules", "growth", "steps", "cost", "cluster", "distributed", "nan")
 
 
 def run(what: str, sizes: Sequence[int], threads: int, json_file: Path | None, console: Console) -> None:
@@ -69,9 +69,9 @@ def _measure(part: str, sizes: Sequence[int], console: Console) -> Any:
             costs.append(cost.measure(model))
             console.print(_cost_table(costs[-1]), *_cost_lines(costs[-1]), sep="\n", highlight=False)
         return [one.to_json() for one in costs]
-    if part in ("steps", "cluster"):
-        everything = steps.everything if part == "steps" else cluster.everything
-        return everything(lambda name, numbers: console.print(f"{name}: {_short(numbers)}"))
+    if part in ("steps", "cluster", "distributed"):
+        modules: dict[str, Any] = {"steps": steps, "cluster": cluster, "distributed": distributed}
+        return modules[part].everything(lambda name, numbers: console.print(f"{name}: {_short(numbers)}"))
     rows = {label: rules.one_bad_worker_of_seven(value) for label, value in (("NaN", math.nan), ("Inf", math.inf))}
     for label, table in rows.items():
         console.print(_bad_row_table(label, table))
