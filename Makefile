@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow bench lint format clean
+.PHONY: demo test test-slow bench docs lint format clean
 
 demo: .venv/ready  ## 20 workers, 12 of them faulty: which rule survives?
 	$(BIN)/zeno compare
@@ -17,6 +17,12 @@ test-slow: .venv/ready  ## The tests that take minutes.
 
 bench: .venv-bench/ready  ## The rules beside those of other packages, and the parts of a step.
 	.venv-bench/bin/zeno bench all --json runs/bench.json
+
+# The variable is of the theme, which would print a notice of its own otherwise. Not --quiet: what is not shown is no error.
+docs: .venv/ready  ## The documentation as a site, without network; a broken link is an error.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "the site is in $(CURDIR)/site: open index.html there, or, to search it as well,"
+	@echo "$(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
 
 # Peers ask for older versions of what our pins hold, so they have an environment of their own.
 .venv-bench/ready: pyproject.toml constraints.txt
@@ -40,4 +46,4 @@ format: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-bench build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench build dist runs site .mypy_cache .pytest_cache .ruff_cache .hypothesis

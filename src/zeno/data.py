@@ -25,6 +25,8 @@ def generator(seed: int, role: str, worker: int = 0, step: int = 0) -> np.random
 
 
 class Batch(NamedTuple):
+    """Samples with their targets, as a model takes them."""
+
     inputs: Tensor  # [n, ...]
     targets: Tensor  # [n, ...]
 
@@ -178,3 +180,4 @@ def _labels(targets: Tensor, split: Split) -> Tensor:
 
 
 SPLITS: dict[str, type[Split]] = {"iid": IID, "disjoint": Disjoint, "by_label": ByLabel, "dirichlet": Dirichlet}
+"""Splits by the names that the command line and TOML files have for them."""

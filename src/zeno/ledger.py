@@ -154,6 +154,7 @@ class Ledger:
 
 
 def ledger_of(records: Iterable[Record], workers: int) -> Ledger:
+    """The ledger of a run, from its records in order."""
     ledger = Ledger(workers)
     for record in records:
         ledger.add(record)

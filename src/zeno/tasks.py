@@ -100,6 +100,7 @@ def cifar10(data: Path | None = None) -> Task:
 
 
 TASKS: dict[str, Callable[[Path | None], Task]] = {"digits": digits, "mnist": mnist, "cifar10": cifar10}
+"""Tasks by the names that the command line and TOML files have for them."""
 
 
 def _classifier(model: str, train: Dataset, test: Dataset) -> Task:

@@ -55,6 +55,7 @@ FAULTS: dict[str, type[Fault]] = {
     "slow": Slow,
     "garbage": Garbage,
 }
+"""Faults by the names that the command line and TOML files have for them."""
 
 __all__ = [
     "ALIE",
