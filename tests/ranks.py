@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zeno
+from zeno.distributed import BUCKET_BYTES, _Line
 
 RANKS = 4
 XS = torch.randn(2000, 10, generator=torch.Generator().manual_seed(0))
@@ -135,6 +136,28 @@ def among_some(rank: int) -> dict[str, Any] | None:
     return {"params": zeno.flatten(model.parameters()).tolist()}
 
 
+def too_short(rank: int) -> dict[str, Any]:
+    """Rank 3 sends two numbers, where there should be many."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    server = zeno.Server(model, F.cross_entropy, optimizer, [(XS, YS)], zeno.Zeno(trim=1)) if rank == 0 else None
+    for step in range(3):
+        backward(model, rank, step)
+        if rank == 3:
+            line = _Line(model, 0, None, BUCKET_BYTES)
+            line.send([torch.ones(2)])
+            line.hear()
+            line.receive()
+        else:
+            zeno.distributed.step(model, optimizer, server)
+    record = None if server is None else server.record
+    return {
+        "params": zeno.flatten(model.parameters()).tolist(),
+        "errors": None if record is None else record.errors,
+        "kept": None if record is None else record.kept,
+    }
+
+
 def main(rank: int, folder: Path) -> None:
     warnings.simplefilter("error")
     torch.set_num_threads(1)
@@ -153,6 +176,7 @@ def main(rank: int, folder: Path) -> None:
         "batch norm": play(rank, zeno_rule, 3, norm=True),
         "momentum": with_momentum(rank),
         "some": among_some(rank),
+        "too short": too_short(rank),
     }
     (folder / f"{rank}.json").write_text(json.dumps(seen))
     dist.destroy_process_group()

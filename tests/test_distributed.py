@@ -128,6 +128,12 @@ def test_a_group_of_some_ranks_is_on_its_own(seen: list[dict[str, Any]]) -> None
         torch.testing.assert_close(params(rank, "some"), expected)
 
 
+def test_of_too_short_a_message_nothing_is_used(seen: list[dict[str, Any]]) -> None:
+    assert seen[0]["too short"]["errors"] == {"3": "sent numbers that are not finite"}
+    assert seen[0]["too short"]["kept"] == [True, True, True, False]
+    assert all(rank["too short"]["params"] == seen[0]["too short"]["params"] for rank in seen)
+
+
 def test_pieces_are_of_one_size_and_in_order() -> None:
     tensors = [torch.arange(5.0), torch.arange(5.0, 12).view(1, 7), torch.tensor(12.0), torch.empty(0)]
     pieces = [torch.cat(piece) for piece in _pieces(tensors, 4)]
@@ -164,10 +170,13 @@ def test_wrong_use_is_refused_in_words() -> None:
     optimizer, server = made(model)
     step = zeno.distributed.step
     with pytest.raises(
-        ValueError, match=r"needs a model with gradients\. Found none in Sequential\. Call loss.backward"
+        ValueError,
+        match=r"^zeno.distributed.step needs a model with gradients\. Found none in Sequential\. Call loss.backward",
     ):
         step(model, optimizer, server)
     backward(model, 0, 0)
+    with pytest.raises(ValueError, match=r"needs bucket_bytes of at least 1\. Found 0\."):
+        step(model, optimizer, server, bucket_bytes=0)
     with pytest.raises(ValueError, match=r"needs a server on rank 0 and on no other\. Found none on rank 0\. Make it"):
         step(model, optimizer)
     with pytest.raises(ValueError, match=r"needs server_rank from 0 to 0\. Found 1\."):

@@ -178,7 +178,12 @@ def test_of_a_stream_only_the_best_are_held(monkeypatch: pytest.MonkeyPatch) -> 
 # Whatever a worker sends
 
 
-GOOD = torch.zeros(74)
+def nested(*sizes: int) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are a prototype
+        return torch.nested.nested_tensor([torch.ones(size) for size in sizes])
+
+
 BROKEN: dict[str, tuple[Any, str]] = {
     "nothing": (None, "sent no reply"),
     "a string": ("hello", "sent str, expected a tensor, or one for each parameter"),
@@ -197,7 +202,16 @@ BROKEN: dict[str, tuple[Any, str]] = {
         torch.ones(74).to_sparse(),
         "sent torch.float32, torch.sparse_coo, expected floating point, torch.strided",
     ),
-    "no memory": (torch.ones(74, device="meta"), "sent a tensor that cannot be read: "),
+    "no memory": (torch.ones(74, device="meta"), "sent what cannot be read: NotImplementedError: "),
+    "a nested tensor": (
+        nested(3, 5),
+        "sent torch.float32, nested, expected floating point, torch.strided",
+    ),
+    "a nested tensor of a parameter": (
+        [nested(3), torch.ones(8), torch.ones(2, 8), torch.ones(2)],
+        "sent torch.float32, nested, expected floating point, torch.strided for '0.weight'",
+    ),
+    "what is not there yet": (nn.UninitializedParameter(), "sent what cannot be read: "),
     "NaN": (torch.full((74,), math.nan), "sent numbers that are not finite"),
     "beyond float32": (torch.full((74,), 1e300, dtype=torch.float64), "sent numbers that are not finite"),
     "too few tensors": ([torch.ones(8, 6)], "sent 1 tensors, expected 4"),
@@ -210,6 +224,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
         "sent str, expected a tensor for '2.weight'",
     ),
     "an empty dict": ({}, "sent no numbers for '0.weight'"),
+    "a name without end": ({"x" * 10**6: torch.ones(3)}, "sent numbers for '" + "x" * 120 + "', which is no"),
     "another name": ({"backdoor": torch.ones(3)}, "sent numbers for 'backdoor', which is no trained parameter"),
 }
 
@@ -420,14 +435,12 @@ def test_scores_are_in_full_precision_inside_autocast_and_without_gradients() ->
     assert found is not None
     assert expected is not None
     assert torch.equal(found, expected)
-    auto, _ = make(zeno.Zeno.auto())
-    with torch.no_grad():  # which asks for the gradient of the server's own
-        make(zeno.Zeno.auto())[1].step(sent_by_without_grad(auto))
-
-
-def sent_by_without_grad(model: nn.Module) -> list[Tensor]:
-    with torch.enable_grad():
-        return sent_by(model, 4, 1, 0)
+    auto = net()
+    given = sent_by(auto, 4, 1, 0)
+    for without in (torch.no_grad, torch.inference_mode):
+        _, server = make(zeno.Zeno.auto())
+        with without():
+            server.step(given)  # which asks for the gradient of the server's own
 
 
 def test_a_model_of_half_precision_works_as_it_is() -> None:
@@ -452,9 +465,53 @@ def test_running_statistics_are_of_the_servers_own_samples_and_modes_stay() -> N
     norm = model[1]
     assert isinstance(norm, nn.BatchNorm1d)
     assert norm.running_mean is not None
-    # 3 * 4 of the 400 samples were for scores and 256 for the statistics at the start; of the rest come the last 256.
+    # Of the 400 samples, 256 were for the statistics at the start, 4 for the scores, and the next 256 are for these.
     taken = torch.arange(256 + 4, 256 + 4 + 256) % 400
     torch.testing.assert_close(norm.running_mean, model[0](INPUTS[taken]).mean(dim=0).detach())
+
+
+def test_who_uses_the_model_between_steps_does_not_change_scores() -> None:
+    def scores(used: bool) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        server = zeno.Server(model, F.cross_entropy, optimizer, [(INPUTS, TARGETS)], zeno.Zeno(0, batch_size=4))
+        for _ in range(5 if used else 0):
+            model(100 * INPUTS + 50)  # in training mode: running statistics follow it
+        found = server.step([torch.full((46,), 0.1)]).scores
+        assert found is not None
+        return found
+
+    assert torch.equal(scores(True), scores(False))
+
+
+def test_data_that_fail_leave_the_model_as_it_was() -> None:
+    def failing() -> Iterator[tuple[Tensor, Tensor]]:
+        yield INPUTS[:300], TARGETS[:300]
+        raise OSError("the disk is gone")
+
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    server = zeno.Server(model, F.cross_entropy, optimizer, failing(), zeno.Zeno(0, batch_size=4))
+    x = parameters(model)
+    with pytest.raises(OSError, match="the disk is gone"):
+        server.step([torch.ones(46)])
+    assert torch.equal(parameters(model), x)
+    assert server.optimizer.state_dict()["state"] == {}
+    assert server.steps == 0
+
+
+def test_gradients_can_be_clipped_on_their_way_into_the_optimizer() -> None:
+    model, server = make(zeno.Mean())
+
+    def clip(*_: Any) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+    server.optimizer.register_step_pre_hook(clip)
+    x, sent = parameters(model), sent_by(model, 3, 0, 0)
+    aggregate = server.step(sent)
+    assert float((parameters(model) - x).norm()) == pytest.approx(0.3 * 0.01, rel=1e-3)
+    torch.testing.assert_close(aggregate.update, torch.stack(sent).mean(dim=0))
 
 
 def test_every_step_is_scored_on_fresh_samples_whatever_the_batches_are() -> None:
@@ -491,13 +548,15 @@ def test_a_rule_that_needs_no_samples_needs_no_data() -> None:
         other.step(sent)
 
 
-def test_a_compiled_model_works(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_compiled_model_works() -> None:
     model = net()
     compiled: nn.Module = torch.compile(model, backend="eager")  # type: ignore[assignment]
     server = zeno.Server(compiled, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.3), loader(), zeno.Zeno(1))
     sent = sent_by(model, 4, 1, 0)
     x = parameters(model)
-    server.step(sent)
+    server.step([*sent[:3], zeno.unflatten(sent[3], model)])  # by the names of a model that is not compiled
+    assert server.record is not None
+    assert server.record.errors == {}
     assert not torch.equal(parameters(model), x)
 
 
@@ -517,43 +576,79 @@ def test_a_folder_holds_a_record_of_every_step(tmp_path: Path) -> None:
     assert ledger_of(records, 6).rows == server.ledger.rows
     assert server.ledger.suspects == [5]
     assert 'rule = "zeno(trim=3, batch_size=64)"' in (tmp_path / "mine" / "run.toml").read_text()
-    with pytest.raises(ValueError, match=r"holds a run already\. Name another one, or resume it"):
-        zeno.Server(model, F.cross_entropy, optimizer, loader(), rule, folder=tmp_path / "mine").step([None] * 6)
+    assert server.ledger.steps == 60, "it is there when the files are closed"
+
+
+def test_a_folder_that_will_not_do_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(2):
+        server = zeno.Server(model, F.cross_entropy, optimizer, loader(), zeno.Mean(), folder=tmp_path)
+        x, state = parameters(model), copy.deepcopy(optimizer.state_dict())
+        if _ == 0:
+            server.step(sent_by(model, 3, 0, 0))
+            server.close()
+        else:
+            with pytest.raises(ValueError, match=r"holds a run already\. Name another one, or resume it"):
+                server.step(sent_by(model, 3, 0, 0))
+            assert torch.equal(parameters(model), x)
+            assert str(optimizer.state_dict()) == str(state)
+
+
+def test_a_first_step_that_the_rule_refuses_does_not_spoil_the_folder(tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with zeno.Server(model, F.cross_entropy, optimizer, loader(), zeno.Zeno(trim=3), folder=tmp_path) as server:
+        with pytest.raises(ValueError, match=r"Zeno needs more than trim candidates. Found 2 with trim=3"):
+            server.step(sent_by(model, 2, 0, 0))
+        server.step(sent_by(model, 5, 0, 0))
+    assert "workers = 5" in (tmp_path / "run.toml").read_text()
+    assert len(read(tmp_path)) == 1
 
 
 def test_a_server_goes_on_where_another_stopped(tmp_path: Path) -> None:
-    rule = zeno.Zeno.auto(warm_up=2)
+    batches = [(INPUTS, TARGETS)]  # as many as there are, so that every draw is of all of them
+    rule = zeno.Zeno(trim=3, batch_size=400, memory=0.9)
 
-    def run(folder: Path, stop: int | None) -> nn.Module:
-        model = net()
-        batches = [(INPUTS, TARGETS)]
+    def begin(folder: str, seed: int) -> tuple[nn.Sequential, torch.optim.Optimizer, zeno.Server]:
+        model = net(seed)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
-        server = zeno.Server(model, F.cross_entropy, optimizer, batches, rule, folder=folder)
-        saved = {}
-        for step in range(12):
-            if step == stop:
-                saved = copy.deepcopy(
-                    {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "server": server.state_dict()}
-                )
-                server.step([None, *sent_by(model, 5, 3, 99)])  # lost, as after a crash
-                server.close()
-                model = net(seed=5)
-                optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
-                server = zeno.Server(model, F.cross_entropy, optimizer, batches, rule, folder=folder)
-                model.load_state_dict(saved["model"])
-                optimizer.load_state_dict(saved["optimizer"])
-                server.load_state_dict(saved["server"])
-            server.step(sent_by(model, 6, 3, step))
-        server.close()
-        return model
+        return model, optimizer, zeno.Server(model, F.cross_entropy, optimizer, batches, rule, folder=tmp_path / folder)
 
-    through, stopped = run(tmp_path / "through", None), run(tmp_path / "stopped", 7)
-    kept = [[record.kept for record in read(tmp_path / name)] for name in ("through", "stopped")]
-    assert kept[0][:7] == kept[1][:7]
-    assert len(kept[1]) == 12
-    assert [record.step for record in read(tmp_path / "stopped")] == list(range(12))
-    assert float((through(INPUTS).argmax(1) == TARGETS).float().mean()) > 0.8
-    assert float((stopped(INPUTS).argmax(1) == TARGETS).float().mean()) > 0.8
+    model, optimizer, server = begin("through", 0)
+    saved: list[Any] = []
+    for step in range(12):
+        if step == 7:
+            parts = [model.state_dict(), optimizer.state_dict(), server.state_dict()]
+            torch.save(parts, tmp_path / "saved")
+            saved = torch.load(tmp_path / "saved", weights_only=True)
+        server.step(sent_by(model, 6, 3, step))
+    server.close()
+
+    other, same, later = begin("through", 5)
+    other.load_state_dict(saved[0])
+    same.load_state_dict(saved[1])
+    later.load_state_dict(saved[2])
+    before = read(tmp_path / "through")
+    assert later.ledger.steps == 7, "what was written after the state was saved is not counted"
+    for step in range(7, 12):
+        later.step(sent_by(other, 6, 3, step))
+    later.close()
+    assert torch.equal(parameters(other), parameters(model))
+    assert read(tmp_path / "through") == before
+    assert later.ledger.rows == server.ledger.rows
+
+
+def test_without_a_folder_the_rule_remembers_and_the_ledger_begins_anew() -> None:
+    model, server = make(zeno.Zeno(trim=3, batch_size=32, memory=0.9))
+    for step in range(3):
+        server.step(sent_by(model, 6, 3, step))
+    server.load_state_dict(server.state_dict())
+    with pytest.raises(ValueError, match=r"has a ledger from its first step on\. Found none yet"):
+        _ = server.ledger
+    server.step(sent_by(model, 6, 3, 3))
+    assert server.steps == 4
+    assert server.ledger.steps == 1
 
 
 def test_a_server_that_goes_on_needs_the_records_before_it(tmp_path: Path) -> None:
@@ -595,7 +690,12 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
     half = net()
     layer(half, 0).double()
     shared = net()
-    layer(shared, 2).weight.data = layer(shared, 0).weight.data.flatten()[:16].view(2, 8)
+    layer(shared, 2).weight.data = layer(shared, 0).weight.data.flatten()[8:24].view(2, 8)
+    embedded = nn.Embedding(5, 3, sparse=True)
+    embedded(torch.tensor([1])).sum().backward()
+    synced = nn.Sequential(nn.Linear(6, 2), nn.SyncBatchNorm(2))
+    no_lr = torch.optim.Adafactor(model.parameters(), lr=0.1)
+    no_lr.param_groups[0]["lr"] = None
     normed = nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2))
     two = nn.LSTM(6, 2)
     groups = [{"params": [p], "maximize": True} for p in model.parameters()]
@@ -652,7 +752,7 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
         "frozen since": (
             after(lambda model, _: layer(model, 0).requires_grad_(False)),
             "A Server needs the parameters that it was made with. Found that others are trained now. Make a new Server "
-            "after freezing or replacing some; load_state_dict takes the old one's state.",
+            "after freezing or replacing some.",
         ),
         "moved since": (
             after(lambda model, _: model.double()),
@@ -661,8 +761,59 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
         ),
         "one matrix for all": (
             lambda: server().step(torch.zeros(3, 2)),
-            "A Server needs gradients as one tensor [workers, 74]. Found shape [3, 2]. zeno.flatten(model) makes a row "
-            "of it.",
+            "A Server needs gradients as one tensor [workers, 74] of floating point. Found torch.float32 of shape "
+            "[3, 2]. zeno.flatten(model) makes a row of it.",
+        ),
+        "one vector": (
+            lambda: (one := server(), one.step([torch.zeros(74)] * 3), one.step(torch.zeros(74))),
+            "A Server needs gradients as one tensor [workers, 74] of floating point. Found torch.float32 of shape "
+            "[74]. zeno.flatten(model) makes a row of it.",
+        ),
+        "one number": (
+            lambda: server().step(torch.tensor(1.0)),
+            "A Server needs gradients as one tensor [workers, 74] of floating point. Found torch.float32 of shape "
+            "[]. zeno.flatten(model) makes a row of it.",
+        ),
+        "whole numbers in one tensor": (
+            lambda: server().step(torch.zeros(3, 74, dtype=torch.int64)),
+            "A Server needs gradients as one tensor [workers, 74] of floating point. Found torch.int64 of shape "
+            "[3, 74]. zeno.flatten(model) makes a row of it.",
+        ),
+        "workers by number": (
+            lambda: server().step({0: torch.zeros(74)}),  # type: ignore[dict-item]
+            "A Server needs gradients as a list with an entry for each worker, in their order, or as one tensor. "
+            "Found dict.",
+        ),
+        "an array": (
+            lambda: server().step(torch.zeros(3, 74).numpy()),
+            "A Server needs gradients as a list with an entry for each worker, in their order, or as one tensor. "
+            "Found ndarray.",
+        ),
+        "SyncBatchNorm": (
+            lambda: server(model=synced, optimizer=torch.optim.SGD(synced.parameters(), lr=0.1)),
+            "A Server tries candidates on its own, and SyncBatchNorm would wait for other ranks. Use BatchNorm "
+            "instead.",
+        ),
+        "no learning rate": (
+            lambda: server(optimizer=no_lr),
+            "A Server tries steps of the optimizer's lr. Found Adafactor with lr=None. Give it one.",
+        ),
+        "differentiable": (
+            lambda: server(optimizer=torch.optim.SGD(model.parameters(), lr=0.1, differentiable=True)),
+            "A Server steps without a graph. Found SGD with differentiable=True. Leave it out.",
+        ),
+        "sparse gradients": (
+            lambda: zeno.flatten(embedded),
+            "zeno.flatten needs dense gradients. Found a sparse one in 'weight'. Pass sparse=False.",
+        ),
+        "samples of several lengths": (
+            lambda: server(data=[(INPUTS[:2], TARGETS[:2]), (INPUTS[:2, :5], TARGETS[:2])]).step([torch.zeros(74)] * 3),
+            "A Server needs samples of one shape. Found inputs of [6], [5] in batches. Pad all to one length.",
+        ),
+        "no batches at all": (
+            lambda: server(data=[(INPUTS[0], TARGETS[0])]).step([torch.zeros(74)] * 3),
+            "A Server needs data in batches of two tensors: (inputs, targets). Found ([6], []). Map them to two "
+            "tensors first, with a row for each sample.",
         ),
         "nobody": (lambda: server().step([]), "A Server needs at least one worker. Found no gradients."),
         "an iterator at first": (
@@ -686,13 +837,13 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
         ),
         "batches of one tensor": (
             lambda: server(data=[INPUTS]).step([torch.zeros(74)] * 3),
-            "A Server needs data in batches of two tensors: (inputs, targets). Found (Tensor). Map them to two tensors "
-            "first, with a row for each sample.",
+            "A Server needs data in batches of two tensors: (inputs, targets). Found ([400, 6]). Map them to two "
+            "tensors first, with a row for each sample.",
         ),
         "batches by name": (
             lambda: server(data=[{"x": INPUTS, "y": TARGETS}]).step([torch.zeros(74)] * 3),
-            "A Server needs data in batches of two tensors: (inputs, targets). Found (dict). Map them to two tensors "
-            "first, with a row for each sample.",
+            "A Server needs data in batches of two tensors: (inputs, targets). Found (a dict). Map them to two "
+            "tensors first, with a row for each sample.",
         ),
         "fewer targets": (
             lambda: server(data=[(INPUTS, TARGETS[:3])]).step([torch.zeros(74)] * 3),
@@ -710,14 +861,18 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
         ),
         "a ledger before any step": (
             lambda: server().ledger,
-            "A Server has a ledger from its first step on. Found no step yet.",
+            "A Server has a ledger from its first step on. Found none yet.",
         ),
         "flatten before backward": (
             lambda: zeno.flatten(net()),
             "zeno.flatten needs a model with gradients. Found none in Sequential. Call loss.backward() before it; for "
-            "the parameters themselves pass model.parameters().",
+            "the parameters themselves pass model.parameters() to zeno.flatten.",
         ),
-        "flatten nothing": (lambda: zeno.flatten([]), "zeno.flatten needs at least one tensor. Found none."),
+        "flatten nothing": (lambda: zeno.flatten([]), "zeno.flatten needs tensors, at least one. Found none."),
+        "flatten what is not there": (
+            lambda: zeno.flatten([torch.ones(1), None]),  # type: ignore[list-item]
+            "zeno.flatten needs tensors, at least one. Found NoneType, Tensor.",
+        ),
         "unflatten too little": (
             lambda: zeno.unflatten(torch.zeros(3), net()),
             "zeno.unflatten needs one vector of 74 numbers for this Sequential. Found shape [3].",
@@ -733,13 +888,34 @@ def test_wrong_use_is_refused_in_words(case: str) -> None:
     assert str(raised.value) == words
 
 
-def test_a_rho_that_lets_zeros_win_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"rho=0.0005 is not below the learning rate of 0.0001: zeros would score"):
-        make(zeno.Zeno(trim=1), lr=1e-4)
+def test_a_rho_that_lets_zeros_win_is_warned_of_where_the_server_is_used() -> None:
+    with pytest.warns(UserWarning, match=r"rho=0.0005 is not below the learning rate of 0.0001: zeros would") as warned:
+        zeno.Server(*parts_of(1e-4), zeno.Zeno(trim=1))
+    assert warned[0].filename == __file__
+    with pytest.warns(UserWarning, match=r"rho=0.0005 is not below the learning rate of 0.0001"):
+        zeno.Server(*parts_of(1e-4, 0.0), zeno.chain(zeno.Clip(1.0), zeno.Zeno(trim=1)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        make(zeno.Zeno(trim=1, rho=1e-6), lr=1e-4)
-        make(zeno.Zeno.auto(), lr=1e-4)
+        zeno.Server(*parts_of(1e-4), zeno.Zeno(trim=1, rho=1e-6))
+        zeno.Server(*parts_of(1e-4), zeno.Zeno.auto())
+        zeno.Server(*parts_of(0.0), zeno.Zeno(trim=1))
+
+
+def test_a_rho_that_a_schedule_undercuts_is_warned_of_once() -> None:
+    model, server = make(zeno.Zeno(trim=1))
+    server.step(sent_by(model, 3, 0, 0))
+    for lr in (1e-4, 1e-5):
+        server.optimizer.param_groups[0]["lr"] = lr
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            server.step(sent_by(model, 3, 0, 0))
+        assert [warning.filename for warning in warned] == ([__file__] if lr == 1e-4 else [])
+
+
+def parts_of(*rates: float) -> tuple[nn.Module, Any, torch.optim.Optimizer, Any]:
+    model = net()
+    groups = [{"params": layer(model, 2 * i).parameters(), "lr": rates[i % len(rates)]} for i in range(2)]
+    return model, F.cross_entropy, torch.optim.SGD(groups, lr=0.1), loader()
 
 
 # There and back

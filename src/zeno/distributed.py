@@ -2,14 +2,15 @@
 
 Every rank computes a gradient and calls `step`. One rank, which has a `zeno.Server`, takes what all of them send, one
 rank after the other, lets its model take the step, and sends the new parameters back. The others' optimizers do
-nothing: what they have is overwritten at every step, so a number that went wrong in the memory of a card is right again
-after the next.
+nothing: the parameters that they train are overwritten at every step, so one that went wrong in the memory of a card is
+right again after the next. What is frozen is never sent, so all ranks begin with the same model, and resume with it.
 
 Numbers travel in buckets, straight into the row that is scored while the next one is on its way. With `Zeno(trim=b)`
 the server holds m - b + 2 of these rows, not m; other rules need all m.
 
-What this cannot do: a rank that dies, hangs or has another model takes the process group with it, as in DDP. For
-workers that come and go there is Ray: `zeno train --cluster ray`.
+What this cannot do: a rank that dies, hangs or has another model takes the process group with it, as in DDP. So does
+an exception on one rank; only `TooFewUsable` is raised by all of them. For workers that come and go there is Ray:
+`zeno train --cluster ray`.
 
 Shapes: m ranks, d parameters.
 """
@@ -49,8 +50,9 @@ def step(
     The rank `server_rank` of the group passes its `server`, made with this model and optimizer, and gets what the rule
     made of it; the others get None. `sent` [d] goes to the server in the place of the gradients, such as a momentum.
     Where more ranks than the rule bears sent what is not finite, all raise `zeno.TooFewUsable`, and no model changes.
+    `bucket_bytes` is the same on all ranks.
     """
-    mine = _check(model, optimizer, server, server_rank, sent, group)
+    mine = _check(model, optimizer, server, server_rank, sent, group, bucket_bytes)
     line = _Line(model, server_rank, group, bucket_bytes)
     if server is None:
         line.send(mine)
@@ -77,8 +79,9 @@ def _check(
     server_rank: int,
     sent: Tensor | None,
     group: "ProcessGroup | None",
+    bucket_bytes: int,
 ) -> list[Tensor]:
-    """What this rank sends, in parts; or says what is wrong before anybody waits for it."""
+    """What this rank sends, in parts; refuses what cannot work."""
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError(
             "zeno.distributed.step needs a process group. Found none. Start the script with torchrun, and call "
@@ -100,8 +103,10 @@ def _check(
         )
     if server is not None and (server.model is not model or server.optimizer is not optimizer):
         raise ValueError("zeno.distributed.step needs a server that was made with this model and optimizer.")
+    if bucket_bytes < 1:
+        raise ValueError(f"zeno.distributed.step needs bucket_bytes of at least 1. Found {bucket_bytes}.")
     if sent is None:
-        return gradients(model)
+        return gradients(model, asked_by="zeno.distributed.step")
     first = next(iter(trainable(model).values()))
     d = sum(parameter.numel() for parameter in trainable(model).values())
     if sent.shape != (d,):
@@ -113,35 +118,41 @@ class _Line:
     """What goes from the ranks to the server and back, in buckets."""
 
     def __init__(self, model: nn.Module, server_rank: int, group: "ProcessGroup | None", bucket_bytes: int) -> None:
-        self.parameters = [parameter.detach() for parameter in trainable(model).values()]
-        self.statistics = [
-            b for norm in norms_of(model) for b in (norm.running_mean, norm.running_var) if b is not None
-        ]
+        self.model = model
         self.server_rank = server_rank
         self.group = group
         self.ranks = dist.get_world_size(group)
-        first = self.parameters[0]
+        first = next(iter(trainable(model).values()))
         self.bucket = max(1, bucket_bytes // first.element_size())
         # Gloo moves what is on the CPU, NCCL what is on a GPU.
         device = torch.device("cpu") if dist.get_backend(group) == "gloo" else first.device
         self._like = torch.empty(0, dtype=first.dtype, device=device)
 
-    def empty(self, *shape: int) -> Tensor:
-        """Numbers that can travel."""
-        return self._like.new_empty(*shape)
+    @property
+    def size(self) -> int:
+        """d, the number of trained parameters."""
+        return sum(parameter.numel() for parameter in trainable(self.model).values())
+
+    def rows(self, number: int) -> list[Tensor]:
+        """Room for so many vectors [d] that travel."""
+        return [self._like.new_empty(self.size) for _ in range(number)]
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """To the server, as one vector [d]; two buckets are under way at any time."""
         under_way: deque[tuple[Work | None, Tensor]] = deque()
         for piece in _pieces(tensors, self.bucket):
-            bucket = (piece[0] if len(piece) == 1 else torch.cat(piece)).to(self._like.device)
+            bucket = self._joined(piece)
             under_way.append((dist.isend(bucket, self._global(self.server_rank), self.group), bucket))
             if len(under_way) == 2:
                 _wait([under_way.popleft()[0]])
         _wait([work for work, _ in under_way])
 
     def coming(self, rank: int, row: Tensor) -> "list[Work | None]":
-        """A rank's vector is on its way into a row [d]; wait for all of these."""
+        """A rank's vector is on its way into a row [d]; wait for all of these.
+
+        What does not come stays NaN: of too short a message nothing is used, least of all what another rank sent.
+        """
+        row.fill_(torch.nan)
         return [dist.irecv(bucket, self._global(rank), self.group) for bucket in row.split(self.bucket)]
 
     def tell(self, skipped: str) -> None:
@@ -162,13 +173,13 @@ class _Line:
 
     def give(self) -> None:
         """The parameters and running statistics of this rank to all others."""
-        for tensors in filter(None, (self.parameters, self.statistics)):
+        for tensors in self._shared():
             for piece in _pieces(tensors, self.bucket):
-                self._broadcast((piece[0] if len(piece) == 1 else torch.cat(piece)).to(self._like.device))
+                self._broadcast(self._joined(piece))
 
     def receive(self) -> None:
         """The other side of `give`."""
-        for tensors in filter(None, (self.parameters, self.statistics)):
+        for tensors in self._shared():
             whole = [tensor.contiguous() for tensor in tensors]  # themselves, but for odd layouts
             for piece in _pieces(whole, self.bucket):
                 bucket = self._like.new_empty(sum(len(part) for part in piece), dtype=piece[0].dtype)
@@ -178,6 +189,14 @@ class _Line:
             for tensor, new in zip(tensors, whole, strict=True):
                 if tensor.data_ptr() != new.data_ptr():
                     tensor.copy_(new)
+
+    def _shared(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What all ranks have in common, as it is now: trained parameters, and running statistics."""
+        statistics = [b for norm in norms_of(self.model) for b in (norm.running_mean, norm.running_var)]
+        return [p.detach() for p in trainable(self.model).values()], [b for b in statistics if b is not None]
+
+    def _joined(self, piece: Sequence[Tensor]) -> Tensor:
+        return (piece[0] if len(piece) == 1 else torch.cat(list(piece))).to(self._like.device)
 
     def _broadcast(self, tensor: Tensor) -> None:
         dist.broadcast(tensor, self._global(self.server_rank), self.group)
@@ -198,12 +217,11 @@ class _Arriving:
     def __iter__(self) -> Iterator[Tensor | Sequence[Tensor]]:
         line = self._line
         others = [rank for rank in range(line.ranks) if rank != line.server_rank]
-        d = sum(parameter.numel() for parameter in line.parameters)
-        rows = [line.empty(d) for _ in others[:2]]  # taken in turns
+        rows = line.rows(min(2, len(others)))  # taken in turns
         coming = line.coming(others[0], rows[0]) if others else []
         for rank in range(line.ranks):
             if rank == line.server_rank:
-                yield self._mine[0] if self._mine[0].shape == (d,) else self._mine
+                yield self._mine[0] if self._mine[0].shape == (line.size,) else self._mine
                 continue
             k = others.index(rank)
             _wait(coming)

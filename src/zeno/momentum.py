@@ -13,7 +13,7 @@ class Momentum:
     """
 
     def __init__(self, beta: float) -> None:
-        if not 0 <= beta < 1:
+        if not isinstance(beta, float | int) or not 0 <= beta < 1:
             raise ValueError(f"Momentum needs beta of at least 0 and below 1. Found beta={beta!r}.")
         self.beta = beta
         self.mean: Tensor | None = None  # [d]: all that there is to save, and to go on from

@@ -26,7 +26,15 @@ class Samples:
             self._left = later if len(later.targets) else None
             taken.append(now)
             size -= len(now.targets)
-        return taken[0] if len(taken) == 1 else Batch(*(torch.cat(parts) for parts in zip(*taken, strict=True)))
+        if len(taken) == 1:
+            return taken[0]
+        try:
+            return Batch(*(torch.cat(parts) for parts in zip(*taken, strict=True)))
+        except RuntimeError:
+            shapes = ", ".join(str(list(inputs.shape[1:])) for inputs, _ in taken)
+            raise ValueError(
+                f"A Server needs samples of one shape. Found inputs of {shapes} in batches. Pad all to one length."
+            ) from None
 
     def _next(self) -> Batch:
         for begun_again in (False, True):
@@ -42,7 +50,9 @@ class Samples:
     def _checked(self, batch: object) -> Batch:
         pair = list(batch) if isinstance(batch, list | tuple) else [batch]
         if len(pair) != 2 or not all(isinstance(part, Tensor) and part.ndim for part in pair):
-            found = ", ".join(type(part).__name__ for part in pair)
+            found = ", ".join(
+                f"a {type(p).__name__}" if not isinstance(p, Tensor) else f"{list(p.shape)}" for p in pair
+            )
             raise ValueError(
                 f"A Server needs data in batches of two tensors: (inputs, targets). Found ({found}). "
                 "Map them to two tensors first, with a row for each sample."

@@ -11,8 +11,7 @@ Shapes: m workers, d parameters that are trained, n samples.
 """
 
 import contextlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,15 +21,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from zeno.data import Batch
-from zeno.ledger import Ledger, ledger_of
+from zeno.ledger import Ledger
+from zeno.logbook import Logbook
 from zeno.problem import Loss, Problem
-from zeno.records import Journal, Record, read_whole
-from zeno.refusals import check, check_optimizer, check_rho
-from zeno.rules import PARTS, Aggregate, Arrivals, Rule, TooFewUsable, Zeno
+from zeno.records import Record
+from zeno.refusals import check, check_optimizer, check_rho, check_unchanged
+from zeno.rules import Aggregate, Arrivals, Rule, TooFewUsable, Zeno
 from zeno.rules.memory import all_finite
 from zeno.samples import Samples
-from zeno.sent import Gradients, as_vector
-from zeno.spec import describe
+from zeno.sent import Gradients, as_vector, number_of
 from zeno.step import NOT_FINITE, STATISTICS_SAMPLES, Asked, Clock, Oracles, record_of
 from zeno.vectors import trainable
 
@@ -55,7 +54,7 @@ class Server:
         *,
         folder: str | Path | None = None,
     ) -> None:
-        check(model, loss, optimizer, rule)
+        check(model, loss, optimizer, rule, data)
         self.model = model
         self.optimizer = optimizer
         self.rule = rule
@@ -63,22 +62,16 @@ class Server:
         self.workers: int | None = None  # m, known from the first step on
         self.steps = 0  # that were made or skipped
         self.record: Record | None = None  # of the last step
-        flat = self.problem.flat
-        self._kind = _kind(flat)
-        self._samples = None if data is None else Samples(data, flat.device)
-        self._folder = None if folder is None else Path(folder)
-        self._journal: Journal | None = None
-        self._ledger: Ledger | None = None
+        device = self.problem.flat.device  # the parameters are views of `flat` from here on
+        self._samples = None if data is None else Samples(data, device)
+        self._logbook = Logbook(None if folder is None else Path(folder), rule)
         self._state: object = None  # the rule's memory
         self._candidates: Tensor | None = None  # [m, d]
-        self._rates: tuple[list[float], float | Tensor] = [], 0.0
-        check_rho(rule, min(self._lrs()))
-        if self.problem.norms and data is None:
-            raise ValueError(
-                "A Server needs data for a model with BatchNorm: running statistics come from samples of its own, "
-                f"never from a worker. Found data=None with {type(self.problem.norms[0]).__name__}."
-            )
-        self._refresh()
+        self._rates: list[float] = []  # of each parameter
+        self._lr: float | Tensor = 0.0  # the same as one number, or as one for each number [d]
+        self._rho_was_said = False
+        self._read_rates()
+        self._refresh(self._samples_for_statistics())
 
     def step(self, gradients: Gradients) -> Aggregate:
         """One step of the model from what the workers sent; says who was kept, and with which scores.
@@ -89,20 +82,25 @@ class Server:
 
         Raises `zeno.TooFewUsable`, and the model stays as it was, where more entries are unusable than the rule bears.
         """
-        self._check_unchanged()
-        workers = self._num_workers(gradients)
-        clock, errors, lr = Clock(), dict[int, str](), self._lr()
+        check_unchanged(self.model, self.problem)
+        check_optimizer(self.model, self.optimizer)
+        workers = number_of(gradients, self.workers, self.problem.size)
+        self._logbook.open(workers, self.steps)
+        self._read_rates()
+        clock, errors = Clock(), dict[int, str]()
         with self._undisturbed() as x:
-            descent = Asked(lr, self._oracles(x, lr), clock)
+            self.problem.load_buffers(self._statistics)  # somebody may have used the model
+            descent = Asked(self._lr, self._oracles(x), clock)
             try:
                 aggregate = self._aggregate(gradients, workers, descent, errors, clock)
             except TooFewUsable as error:
                 error.args = (f"{error}{_reasons(errors)}",)
                 self._write(workers, None, str(error), errors, clock)
                 raise
+            samples = self._samples_for_statistics()  # whatever can fail does so before the step
         with clock("update"):
             self._take(aggregate.update)
-            self._refresh()
+            self._refresh(samples)
         self._state = aggregate.state
         self._write(workers, aggregate, None, errors, clock)
         return aggregate
@@ -110,25 +108,28 @@ class Server:
     @property
     def ledger(self) -> Ledger:
         """What is known of each worker so far, with verdicts: `server.ledger.suspects`."""
-        if self._ledger is None:
-            raise ValueError("A Server has a ledger from its first step on. Found no step yet.")
-        return self._ledger
+        if self._logbook.ledger is None and self.workers is not None and self._logbook.folder is not None:
+            self._logbook.open(self.workers, self.steps)
+        if self._logbook.ledger is None:
+            raise ValueError("A Server has a ledger from its first step on. Found none yet.")
+        return self._logbook.ledger
 
     def state_dict(self) -> dict[str, Any]:
-        """What a later server needs to go on; the model and the optimizer have state of their own."""
+        """What a later server needs to go on; the model and the optimizer have state of their own.
+
+        The ledger is no part of it: it goes on from the records in the folder, or begins anew where there is none.
+        """
         return {"steps": self.steps, "workers": self.workers, "rule": self._state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` returned; with a folder, also with the records that it holds."""
-        self.close()
+        """Goes on from what `state_dict` returned; load the model's and the optimizer's before."""
+        self._logbook.forget()
         self.steps, self.workers, self._state = state["steps"], state["workers"], state["rule"]
-        self._ledger = None
+        self._refresh(self._samples_for_statistics())
 
     def close(self) -> None:
         """Closes the files of the folder; the next step would open them again."""
-        if self._journal is not None:
-            self._journal.__exit__(None, None, None)
-        self._journal = None
+        self._logbook.close()
 
     def __enter__(self) -> "Server":
         return self
@@ -137,29 +138,6 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    # What came
-
-    def _num_workers(self, gradients: Gradients) -> int:
-        size = len(gradients) if isinstance(gradients, Sized) else self.workers
-        if size is None:
-            raise ValueError(
-                "A Server needs to know how many workers there are before the first of an iterator. "
-                f"Found {type(gradients).__name__} without a length. Pass a list, or an object with __len__."
-            )
-        if self.workers is not None and size != self.workers:
-            raise ValueError(
-                f"A Server needs an entry for each of its {self.workers} workers at every step. Found {size}. "
-                "Entry i is worker i: pass None for one that sent nothing."
-            )
-        if isinstance(gradients, Tensor) and gradients.shape != (size, self.problem.size):
-            raise ValueError(
-                f"A Server needs gradients as one tensor [workers, {self.problem.size}]. "
-                f"Found shape {list(gradients.shape)}. zeno.flatten(model) makes a row of it."
-            )
-        if size == 0:
-            raise ValueError("A Server needs at least one worker. Found no gradients.")
-        return size
 
     def _aggregate(
         self, gradients: Gradients, workers: int, descent: Asked, errors: dict[int, str], clock: Clock
@@ -202,19 +180,25 @@ class Server:
 
     # The samples of its own
 
-    def _oracles(self, x: Tensor, lr: float | Tensor) -> Oracles:
+    def _oracles(self, x: Tensor) -> Oracles:
         usual = getattr(self.rule, "samples", getattr(self.rule, "batch_size", 4))
-        return lambda number=0, size=usual: self.problem.at(x, lr, self._take_samples(size))
+        return lambda number=0, size=usual: self.problem.at(x, self._lr, self._draw(size))
 
-    def _take_samples(self, size: int) -> Batch:
+    def _draw(self, size: int) -> Batch:
         if self._samples is None:
             raise ValueError(f"{self.rule} needs samples of the server's own. Found data=None. Pass a DataLoader.")
         return self._samples.take(size)
 
-    def _refresh(self) -> None:
-        if self.problem.norms:
+    def _samples_for_statistics(self) -> Tensor | None:
+        return self._draw(STATISTICS_SAMPLES).inputs if self.problem.norms else None
+
+    def _refresh(self, inputs: Tensor | None) -> None:
+        """Sets the running statistics, if there are any, to those of these samples, and keeps them."""
+        if inputs is not None:
             with self._undisturbed() as x:
-                self.problem.refresh(x, self._take_samples(STATISTICS_SAMPLES).inputs)
+                self.problem.refresh(x, inputs)
+        own = {id(buffer) for norm in self.problem.norms for buffer in norm.buffers()}
+        self._statistics = {name: b.clone() for name, b in self.problem.buffers.items() if id(b) in own}
 
     # The model and its optimizer
 
@@ -223,8 +207,9 @@ class Server:
         """The model may be tried out inside; it has its parameters x [d] and its modes again afterwards."""
         x = self.problem.flat.clone()
         modes = [(module, module.training) for module in self.model.modules()]
+        full_precision = torch.autocast(x.device.type, enabled=False)  # scores need all digits
         try:
-            with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):  # scores need all digits
+            with torch.inference_mode(False), torch.enable_grad(), full_precision:
                 yield x
         finally:
             self.problem.load(x)
@@ -232,79 +217,36 @@ class Server:
                 module.training = training
 
     def _take(self, update: Tensor) -> None:
+        """The step of the optimizer; what clips or scales gradients on the way leaves the update alone."""
         sizes = [parameter.numel() for parameter in self.problem.parameters]
-        for parameter, part in zip(self.problem.parameters, update.split(sizes), strict=True):
+        for parameter, part in zip(self.problem.parameters, update.clone().split(sizes), strict=True):
             parameter.grad = part.view(parameter.shape)
         self.optimizer.step()
         for parameter in self.problem.parameters:
             parameter.grad = None  # what comes next may be a worker's, and starts from nothing
 
-    def _lrs(self) -> list[float]:
-        """The learning rate of each trained parameter."""
-        rates = {id(p): float(group["lr"]) for group in self.optimizer.param_groups for p in group["params"]}
-        return [rates[id(parameter)] for parameter in self.problem.parameters]
-
-    def _lr(self) -> float | Tensor:
-        """One rate, or one for each number [d] where groups of the optimizer differ."""
-        rates = self._lrs()
-        if rates != self._rates[0]:
-            lr: float | Tensor = rates[0]
-            if len(set(rates)) > 1:
-                parts = zip(rates, self.problem.parameters, strict=True)
-                lr = torch.cat([p.detach().new_full((p.numel(),), rate) for rate, p in parts])
-            self._rates = rates, lr
-        return self._rates[1]
-
-    def _check_unchanged(self) -> None:
-        own = trainable(self.model).values()
-        if [id(p) for p in own] != [id(p) for p in self.problem.parameters]:
-            raise ValueError(
-                "A Server needs the parameters that it was made with. Found that others are trained now. "
-                "Make a new Server after freezing or replacing some; load_state_dict takes the old one's state."
-            )
-        kinds = {_kind(parameter) for parameter in own}
-        if kinds != {self._kind}:
-            raise ValueError(
-                f"A Server needs the model where it was: {self._kind}. Found {', '.join(sorted(kinds))}. "
-                "Make the Server after moving the model."
-            )
-        check_optimizer(self.model, self.optimizer)
-
-    # What is written down
+    def _read_rates(self) -> None:
+        """The learning rates that the optimizer has now."""
+        of = {id(p): float(group["lr"]) for group in self.optimizer.param_groups for p in group["params"]}
+        rates = [of[id(parameter)] for parameter in self.problem.parameters]
+        if rates == self._rates:
+            return
+        self._rates, self._lr = rates, rates[0]
+        if len(set(rates)) > 1:
+            parts = zip(rates, self.problem.parameters, strict=True)
+            self._lr = torch.cat([p.detach().new_full((p.numel(),), rate) for rate, p in parts])
+        self._rho_was_said = self._rho_was_said or check_rho(self.rule, rates)
 
     def _write(
         self, workers: int, aggregate: Aggregate | None, skipped: str | None, errors: dict[int, str], clock: Clock
     ) -> None:
-        if self._journal is None or self._ledger is None:
-            earlier = self._earlier()
-            settings = f"rule = {json.dumps(describe(self.rule, PARTS))}\nworkers = {workers}\n"
-            self._journal = Journal(self._folder, settings, earlier, keep=False)
-            self._ledger = self._ledger or ledger_of(earlier or (), workers)
+        self.record = record_of(self.steps, max(self._rates), aggregate, skipped, errors, seconds=clock.seconds)
+        self._logbook.write(self.record)
         self.workers = workers
-        self.record = record_of(self.steps, max(self._lrs()), aggregate, skipped, errors, seconds=clock.seconds)
-        self._journal.append(self.record)
-        self._ledger.add(self.record)
         self.steps += 1
-
-    def _earlier(self) -> list[Record] | None:
-        """The records that the folder holds of the steps before; None where this is the first."""
-        if self._folder is None or self.steps == 0:
-            return None
-        found = read_whole(self._folder)[: self.steps]
-        if len(found) < self.steps:
-            raise ValueError(
-                f"A Server that goes on after {self.steps} steps needs their records. Found {len(found)} in "
-                f"{self._folder}. Name the folder they were written to, or a new one for a server that starts anew."
-            )
-        return found
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{tensor.dtype} on {tensor.device}"
 
 
 def _reasons(errors: Mapping[int, str]) -> str:
     named = [f" Worker {worker} {reason}." for worker, reason in sorted(errors.items())]
-    return "".join(named[:MOST_REASONS]) + (
-        f" And {len(named) - MOST_REASONS} more." if len(named) > MOST_REASONS else ""
-    )
+    more = f" And {len(named) - MOST_REASONS} more." if len(named) > MOST_REASONS else ""
+    return "".join(named[:MOST_REASONS]) + more

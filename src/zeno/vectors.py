@@ -20,21 +20,25 @@ def flatten(source: nn.Module | Iterable[Tensor] | Mapping[str, Tensor]) -> Tens
     if isinstance(source, nn.Module):
         return torch.cat([gradient.flatten() for gradient in gradients(source)])
     tensors = source.values() if isinstance(source, Mapping) else source
-    found = [t.detach() for t in tensors if not (isinstance(t, nn.Parameter) and not t.requires_grad)]
-    if not found:
-        raise ValueError("zeno.flatten needs at least one tensor. Found none.")
-    return torch.cat([tensor.flatten() for tensor in found])
+    found = [t for t in tensors if not (isinstance(t, nn.Parameter) and not t.requires_grad)]
+    if not found or not all(isinstance(tensor, Tensor) for tensor in found):
+        kinds = sorted({type(one).__name__ for one in found})
+        raise ValueError(f"zeno.flatten needs tensors, at least one. Found {', '.join(kinds) or 'none'}.")
+    return torch.cat([tensor.detach().flatten() for tensor in found])
 
 
-def gradients(model: nn.Module) -> list[Tensor]:
+def gradients(model: nn.Module, asked_by: str = "zeno.flatten") -> list[Tensor]:
     """The gradient of each parameter that is trained, in their order; 0 for one that `backward` did not reach."""
-    parameters = list(trainable(model).values())
-    if all(parameter.grad is None for parameter in parameters):
+    parameters = trainable(model)
+    if all(parameter.grad is None for parameter in parameters.values()):
         raise ValueError(
-            f"zeno.flatten needs a model with gradients. Found none in {type(model).__name__}. "
-            "Call loss.backward() before it; for the parameters themselves pass model.parameters()."
+            f"{asked_by} needs a model with gradients. Found none in {type(model).__name__}. "
+            "Call loss.backward() before it; for the parameters themselves pass model.parameters() to zeno.flatten."
         )
-    return [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in parameters]
+    sparse = [name for name, p in parameters.items() if p.grad is not None and p.grad.layout != torch.strided]
+    if sparse:
+        raise ValueError(f"{asked_by} needs dense gradients. Found a sparse one in {sparse[0]!r}. Pass sparse=False.")
+    return [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in parameters.values()]
 
 
 def unflatten(vector: Tensor, model: nn.Module) -> dict[str, Tensor]:

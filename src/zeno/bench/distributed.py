@@ -84,7 +84,9 @@ def _times(size: int, rounds: int = 15) -> Numbers:
 
     def all_reduce() -> None:
         """What DDP does after backward, in its buckets; it hides part of it behind backward."""
-        for bucket in distributed._pieces([p.grad for p in model.parameters() if p.grad is not None], 25 * 2**18):
+        for bucket in distributed._pieces(
+            [p.grad for p in model.parameters() if p.grad is not None], distributed.BUCKET_BYTES // FLOAT
+        ):
             one = torch.cat(bucket)
             dist.all_reduce(one)
             for part, new in zip(bucket, one.split([len(part) for part in bucket]), strict=True):

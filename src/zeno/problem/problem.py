@@ -41,12 +41,13 @@ class Problem:
         self.model = model
         self.loss_of = loss
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        kinds = {f"{p.dtype} on {p.device}" for p in self.parameters}
+        kinds = {kind_of(p) for p in self.parameters}
         if len(kinds) != 1:
             raise ValueError(
                 "A Problem needs a model with trainable parameters of one dtype on one device. "
                 f"Found {', '.join(sorted(kinds)) or 'no trainable parameters'}."
             )
+        [self.kind] = kinds
         self._flat = torch.cat([p.detach().flatten() for p in self.parameters])  # [d]
         parts = self._flat.split([p.numel() for p in self.parameters])
         self._views = [part.view(p.shape) for p, part in zip(self.parameters, parts, strict=True)]
@@ -225,6 +226,11 @@ class Problem:
         with torch.autocast(self._flat.device.type, dtype):
             low = outputs()
         return self.loss_of(low.to(self._flat.dtype), targets)
+
+
+def kind_of(tensor: Tensor) -> str:
+    """Which numbers, and where they are."""
+    return f"{tensor.dtype} on {tensor.device}"
 
 
 def norms_of(model: nn.Module) -> list[_NormBase]:
