@@ -280,3 +280,15 @@ def test_a_run_records_standings_and_samples_and_goes_on_from_a_checkpoint(tmp_p
 def test_wrong_use_is_refused(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_with_a_number_to_keep_as_many_are_asked_as_there_are() -> None:
+    """Who is not asked cannot be kept: of few that are usable, none may be left out for economy."""
+    ranks = torch.linspace(1, 0, 12, dtype=torch.float64)  # all is clear, and worker 0 stands best
+    nobody = torch.zeros(12, dtype=torch.bool)
+    known = Standing(50 * ranks, 50 * torch.ones(12), 50 * torch.ones(12), nobody, 1.0, 1.0, 1.0, 1.0, 1.0, steps=100)
+    usable = nobody.clone()
+    usable[[7, 8, 9, 10]] = True
+    assert int(known.asked(usable).sum()) == 2, "every second one, in turn"
+    assert known.asked(usable, least=2).tolist() == known.asked(usable).tolist()
+    assert known.asked(usable, least=4).tolist() == usable.tolist()

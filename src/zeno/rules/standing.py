@@ -96,11 +96,11 @@ class Standing:
         foretold = min(0.99, max(0.0, self.foretold / self.moved)) if self.moved > 0 else 0.0
         return max(0.0, self.reliable - foretold) / (1 - foretold)
 
-    def asked(self, usable: Tensor) -> Tensor:
+    def asked(self, usable: Tensor, least: int = 1) -> Tensor:
         """[m] bool: whose candidates are worth a score at this step.
 
         All, until it is clear who is good; then those that were kept, the quarter that stands best, and every second
-        of the others in turn.
+        of the others in turn. All again where these are fewer than `least`.
         """
         m = len(usable)
         if self.steps < 2 * EARLY or self.tells < 0.5:
@@ -108,7 +108,7 @@ class Standing:
         in_turn = (torch.arange(m) + self.steps) % 2 == 0
         best = self.mean >= self.mean.sort(descending=True).values[m // 4]
         asked = usable & (self.kept | best | in_turn)
-        return asked if bool(asked.any()) else usable
+        return asked if int(asked.sum()) >= least else usable
 
     def too_large(self, norms: Tensor) -> Tensor:
         """[m] bool: candidates that nobody should follow, unless all are like that."""

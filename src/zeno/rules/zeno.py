@@ -116,8 +116,8 @@ class Zeno(OnRows):
         if self.rho == AUTO:
             before = self._sized(before, descent, rows.d)
         large = before.too_large(norms) if self.rho == AUTO else torch.zeros_like(usable)
-        asked = before.asked(usable & ~large) if self.batch_size == AUTO else usable & ~large
         needed = 1 if self.trim == AUTO else m - int(self.trim)
+        asked = before.asked(usable & ~large, needed) if self.batch_size == AUTO else usable & ~large
         if not bool(asked.any()):
             raise TooFewUsable(self, needed, asked)
         verdict, used, credit = self._weighed(before, rows, descent, norms, asked, large)
