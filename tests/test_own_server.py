@@ -715,6 +715,15 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
             lambda: server(rule="zeno"),
             "A Server needs rule as a rule, such as zeno.Zeno(trim=4). Found 'zeno'.",
         ),
+        "the class of a rule": (
+            lambda: server(rule=zeno.Median),
+            "A Server needs rule as a rule, such as zeno.Zeno(trim=4). Found <class 'zeno.rules.median.Median'>.",
+        ),
+        "a loss for each sample": (
+            lambda: server(loss=torch.nn.CrossEntropyLoss(reduction="none")).step([torch.zeros(74)] * 3),
+            "A Problem needs loss as one number, the mean over the samples. Found shape [4]. Pass reduction='mean', or "
+            "take the mean of it.",
+        ),
         "LBFGS": (
             lambda: server(optimizer=torch.optim.LBFGS(model.parameters())),
             "A Server needs an optimizer that a gradient is enough for. Found LBFGS, which evaluates the loss by "

@@ -121,6 +121,9 @@ class Ledger:
         self._rest[tried] *= 2
         self._back[tried] = record.step + 1 + self._rest[tried]
 
+    def __str__(self) -> str:
+        return in_words(self)
+
     def _half_as_bad(self, slack: float) -> Values:
         """What a worker has to be above of, to be half as far below the trusted as it was lately."""
         half: Values = np.clip((slack + self._places.level) / 2, 0.0, 0.9)

@@ -30,7 +30,7 @@ def check(model: object, loss: object, optimizer: object, rule: object, data: ob
         raise ValueError(f"A Server needs loss as a function of outputs and targets. Found {type(loss).__name__}.")
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"A Server needs optimizer as a torch.optim.Optimizer. Found {type(optimizer).__name__}.")
-    if not callable(rule):
+    if not callable(rule) or isinstance(rule, type):
         raise ValueError(f"A Server needs rule as a rule, such as zeno.Zeno(trim=4). Found {rule!r}.")
     parameters = trainable(model)
     for name, parameter in parameters.items():

@@ -231,13 +231,13 @@ class _Zeros:
     lr = 1.0
 
     def __call__(self, candidates: Tensor) -> Tensor:
-        return torch.zeros(len(candidates))
+        return torch.zeros(len(candidates), dtype=torch.float64)
 
     def gradient(self) -> Tensor:
         return torch.zeros(1)
 
     def parts(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
-        return torch.zeros(len(candidates), min(2, samples))
+        return torch.zeros(len(candidates), min(2, samples), dtype=torch.float64)
 
 
 def make_fault(text: str) -> Fault:

@@ -188,9 +188,9 @@ class Problem:
                 own = targets[part]
                 try:
                     precise = own.double() if own.is_floating_point() else own
-                    losses.append(float(self.loss_of(outputs[part].double(), precise)))
+                    losses.append(_number(self.loss_of(outputs[part].double(), precise)))
                 except RuntimeError:  # a loss with float32 weights of its own
-                    losses.append(float(self.loss_of(outputs[part], own)))
+                    losses.append(_number(self.loss_of(outputs[part], own)))
             return losses
 
     def gradient_here(self, batch: Batch, precision: str = "float32") -> Tensor:
@@ -226,6 +226,15 @@ class Problem:
         with torch.autocast(self._flat.device.type, dtype):
             low = outputs()
         return self.loss_of(low.to(self._flat.dtype), targets)
+
+
+def _number(loss: Tensor) -> float:
+    if loss.numel() != 1:
+        raise ValueError(
+            f"A Problem needs loss as one number, the mean over the samples. Found shape {list(loss.shape)}. "
+            "Pass reduction='mean', or take the mean of it."
+        )
+    return float(loss)
 
 
 def kind_of(tensor: Tensor) -> str:

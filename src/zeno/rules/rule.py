@@ -35,7 +35,10 @@ class Aggregate(NamedTuple):
 
 
 class Rule(Protocol):
-    """Turns candidates into one update. Ours are frozen dataclasses: free repr, equality and pickling."""
+    """Turns candidates into one update. Ours are frozen dataclasses: free repr, equality and pickling.
+
+    A rule that has `batch_size` is given a descent on that many samples of the server's own; others on 4.
+    """
 
     def __call__(self, candidates: Tensor, descent: Descent | None = None, state: object = None) -> Aggregate: ...
 
