@@ -18,6 +18,7 @@ from typing import Any
 import griffe
 import pytest
 import torch
+import torch.distributed as dist
 from typer.testing import CliRunner
 
 import zeno
@@ -254,15 +255,33 @@ def dry(a_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         shutil.copy(DOCS / "reproduction/small/scale.toml", name)
 
 
+def before_and_after(diff: str, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs both sides of a diff of a script for torchrun, as the one rank of a group."""
+    init_process_group = dist.init_process_group
+    batches = [(torch.randn(4, 10), torch.zeros(4, dtype=torch.int64))]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for side in "-+":
+        where = f"file://{Path.cwd() / f'store{side}'}"
+        alone = functools.partial(init_process_group, init_method=where, rank=0, world_size=1)
+        monkeypatch.setattr(dist, "init_process_group", alone)
+        code = "\n".join(line[1:] for line in diff.splitlines() if line[:1] in ("", " ", side))
+        exec(compile(code, "diff", "exec"), {**names, "batches": batches})
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+
+
 @pytest.mark.usefixtures("dry")
 @pytest.mark.parametrize("name", NAMES)
-def test_the_code_of_a_page_runs_and_its_commands_work(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_code_of_a_page_runs_and_its_commands_work(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = (DOCS / name).read_text(encoding="utf-8")
     code = blocks(page, "python")
     namespace: dict[str, Any] = {"__name__": "page"}
     with torch.random.fork_rng(devices=[]):
         for block in code:
             exec(compile(block, name, "exec"), namespace)
+        for diff in blocks(page, "diff"):
+            before_and_after(diff, namespace, monkeypatch)
     printed = capsys.readouterr().out.splitlines()
     promised = [line for block in code for line in re.findall(r"# prints (.*)", block)]
     assert [line for line in promised if line not in printed] == []
