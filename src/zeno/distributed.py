@@ -18,6 +18,7 @@ Shapes: m ranks, d parameters.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # some builds of torch lack them
     from torch.distributed import ProcessGroup, Work
 
 BUCKET_BYTES = 25 * 2**20
+_ROWS: "WeakKeyDictionary[Server, list[Tensor]]" = WeakKeyDictionary()  # kept: new memory costs as much as a pass
 
 
 def step(
@@ -63,7 +65,7 @@ def step(
         line.receive()
         return None
     try:
-        aggregate = server.step(_Arriving(line, mine))
+        aggregate = server.step(_Arriving(line, mine, server))
     except TooFewUsable as error:
         line.tell(str(error))
         raise
@@ -208,8 +210,8 @@ class _Line:
 class _Arriving:
     """The vectors [d] of all ranks, one after the other; the next is on its way while one is looked at."""
 
-    def __init__(self, line: _Line, mine: Sequence[Tensor]) -> None:
-        self._line, self._mine = line, mine
+    def __init__(self, line: _Line, mine: Sequence[Tensor], server: Server) -> None:
+        self._line, self._mine, self._server = line, mine, server
 
     def __len__(self) -> int:
         return self._line.ranks
@@ -217,7 +219,9 @@ class _Arriving:
     def __iter__(self) -> Iterator[Tensor | Sequence[Tensor]]:
         line = self._line
         others = [rank for rank in range(line.ranks) if rank != line.server_rank]
-        rows = line.rows(min(2, len(others)))  # taken in turns
+        if self._server not in _ROWS:
+            _ROWS[self._server] = line.rows(min(2, len(others)))
+        rows = _ROWS[self._server]  # taken in turns
         coming = line.coming(others[0], rows[0]) if others else []
         for rank in range(line.ranks):
             if rank == line.server_rank:

@@ -67,6 +67,7 @@ class Server:
         self._logbook = Logbook(None if folder is None else Path(folder), rule)
         self._state: object = None  # the rule's memory
         self._candidates: Tensor | None = None  # [m, d]
+        self._x: Tensor | None = None  # [d], where the parameters are kept while candidates are tried
         self._rates: list[float] = []  # of each parameter
         self._lr: float | Tensor = 0.0  # the same as one number, or as one for each number [d]
         self._rho_was_said = False
@@ -205,7 +206,7 @@ class Server:
     @contextlib.contextmanager
     def _undisturbed(self) -> Iterator[Tensor]:
         """The model may be tried out inside; it has its parameters x [d] and its modes again afterwards."""
-        x = self.problem.flat.clone()
+        x = self._x = self.problem.flat.clone() if self._x is None else self._x.copy_(self.problem.flat)
         modes = [(module, module.training) for module in self.model.modules()]
         full_precision = torch.autocast(x.device.type, enabled=False)  # scores need all digits
         try:

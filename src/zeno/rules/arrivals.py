@@ -1,11 +1,11 @@
 """Zeno on candidates as they come: each is scored on arrival, and only the best m - trim are kept."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
+from zeno.rules.candidates import Candidates
 from zeno.rules.memory import weighted_sum
+from zeno.rules.rows import Rows
 from zeno.rules.rule import Aggregate, Descent, TooFewUsable, check_more
 from zeno.rules.zeno import Zeno
 
@@ -21,7 +21,6 @@ class Arrivals:
             raise ValueError(f"Arrivals needs a Zeno that is told all it needs, and has no memory. Found {rule}.")
         check_more(rule, "trim", rule.trim, workers)
         self.rule, self.descent = rule, descent
-        self._alone = replace(rule, trim=0)
         self.keep = workers - rule.trim
         self.scores = torch.full((workers,), -torch.inf, dtype=torch.float64)
         self._rows: dict[int, int] = {}  # worker -> its row in `_best`
@@ -38,12 +37,10 @@ class Arrivals:
                 f"Arrivals needs {self._best.shape[1]} numbers from worker {worker}. Found {list(candidate.shape)}."
             )
         self._seen.add(worker)
-        try:
-            scores = self._alone(candidate[None], self.descent).scores
-        except TooFewUsable:  # not finite, or its score is not
-            return -float("inf")
-        assert scores is not None  # Zeno ranks
-        score = float(scores[0])
+        row = Rows(Candidates(candidate[None]))
+        score = float(self.rule.scores(row, self.descent)[0]) if row.n else -float("inf")
+        if score == -float("inf"):  # not finite, or its score is not
+            return score
         self.scores[worker] = score
         if self._best is None:
             self._best = candidate.detach().new_empty(self.keep, len(candidate))

@@ -92,14 +92,18 @@ class Zeno(OnRows):
         if not self.plain:
             return self._by_standing(rows, descent, state)
         assert isinstance(self.trim, int)
-        assert isinstance(self.rho, int | float)
-        scores = self._descents(rows, descent) - self.rho * rows.squared_norms()
-        scores = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf)  # a score of NaN ranks last
+        scores = self.scores(rows, descent)
         keep = rows.n - rows.lowered(self, self.trim)
         if int((scores > -torch.inf).sum()) < keep:
             raise TooFewUsable(self, keep, (rows.owners & (scores > -torch.inf)[:, None]).any(dim=0))
         kept = keep_lowest(-scores, keep)
         return rows.result(rows.average(kept), kept, scores)
+
+    def scores(self, rows: Rows, descent: Descent | None) -> Tensor:
+        """The paper's score of each row -> [n]; minus infinity where it is not a number."""
+        assert isinstance(self.rho, int | float)
+        scores = self._descents(rows, descent) - self.rho * rows.squared_norms()
+        return scores.nan_to_num(-torch.inf, torch.inf, -torch.inf)
 
     def _by_standing(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
         if rows.mixed_up:
