@@ -91,5 +91,6 @@ if __name__ == "__main__":
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpus else torch.device("cpu")
     try:
         train(120 if arguments.small else 300, arguments.ddp, dist.get_rank(), device)
+        dist.barrier()  # nobody leaves while another still reads
     finally:
         dist.destroy_process_group()

@@ -179,6 +179,7 @@ def main(rank: int, folder: Path) -> None:
         "too short": too_short(rank),
     }
     (folder / f"{rank}.json").write_text(json.dumps(seen))
+    dist.barrier()  # nobody leaves while another still reads
     dist.destroy_process_group()
 
 

@@ -37,6 +37,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     finally:
         for rank in ranks:
             rank.kill()
+            rank.communicate()
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 

@@ -60,6 +60,7 @@ def _rank(rank: int, folder: str, do: Callable[..., Numbers], arguments: tuple[A
     numbers = do(*arguments)
     if rank == 0:
         torch.save(numbers, Path(folder) / "numbers")
+    dist.barrier()  # nobody leaves while another still reads
     dist.destroy_process_group()
 
 
