@@ -307,6 +307,7 @@ def test_what_is_finished_is_not_trained_again(folder: Path, monkeypatch: pytest
     assert (folder / reproduce.CURVES_FILE).read_text() == before
 
 
+@pytest.mark.slow
 def test_an_interrupted_reproduction_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     arguments = [sys.executable, "-c", "from zeno.cli import main; main()", "reproduce", PANEL, "--scale", "smoke"]

@@ -157,6 +157,7 @@ def test_a_cell_that_fails_and_a_process_that_dies_leave_the_others_alone(
     assert "4 of 6 cells failed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_there_is_and_ends_the_processes(tmp_path: Path) -> None:
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += "from zeno.cli import main; main()"
