@@ -82,6 +82,7 @@ def test_torchrun_survives_a_bad_card_and_names_it() -> None:
     assert suspects_in(text) == [2]
 
 
+@pytest.mark.slow
 def test_torchrun_with_ddp_is_ruined_by_a_bad_card() -> None:
     text = printed_by("-c", TORCHRUN, "--nproc-per-node", "2", EXAMPLES / "torchrun.py", "--small", "--ddp")
     assert numbers(r"step 120: accuracy (\S+%)", text)[0] < 0.3

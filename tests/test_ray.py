@@ -550,7 +550,7 @@ def test_scores_on_small_samples_have_the_same_bits_on_scorers() -> None:
         scorers.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_scorer_that_dies_or_hangs_changes_no_score(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_ray.scorers, "LEAST_WAIT", 4.0 if number == signal.SIGSTOP else 60.0)
     oracle, candidates = oracle_and_candidates()
