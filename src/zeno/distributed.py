@@ -219,9 +219,9 @@ class _Arriving:
     def __iter__(self) -> Iterator[Tensor | Sequence[Tensor]]:
         line = self._line
         others = [rank for rank in range(line.ranks) if rank != line.server_rank]
-        if self._server not in _ROWS:
-            _ROWS[self._server] = line.rows(min(2, len(others)))
-        rows = _ROWS[self._server]  # taken in turns
+        rows = _ROWS.get(self._server, [])  # taken in turns
+        if len(rows) < min(2, len(others)):
+            rows = _ROWS[self._server] = line.rows(min(2, len(others)))
         coming = line.coming(others[0], rows[0]) if others else []
         for rank in range(line.ranks):
             if rank == line.server_rank:
