@@ -223,6 +223,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
         [torch.ones(8, 6), torch.ones(8), "2.weight", torch.ones(2)],
         "sent str, expected a tensor for '2.weight'",
     ),
+    "nothing for every parameter": ([None] * 4, "sent no gradients: None for every parameter"),
     "an empty dict": ({}, "sent no numbers for '0.weight'"),
     "a name without end": ({"x" * 10**6: torch.ones(3)}, "sent numbers for '" + "x" * 120 + "', which is no"),
     "another name": ({"backdoor": torch.ones(3)}, "sent numbers for 'backdoor', which is no trained parameter"),
@@ -589,7 +590,10 @@ def test_a_folder_that_will_not_do_is_refused_before_anything_changes(tmp_path: 
             server.step(sent_by(model, 3, 0, 0))
             server.close()
         else:
-            with pytest.raises(ValueError, match=r"holds a run already\. Name another one, or resume it"):
+            with pytest.raises(
+                ValueError,
+                match=r"holds the records of other steps already\. Name another one, or load what state_dict",
+            ):
                 server.step(sent_by(model, 3, 0, 0))
             assert torch.equal(parameters(model), x)
             assert str(optimizer.state_dict()) == str(state)
@@ -872,6 +876,11 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
             lambda: server().ledger,
             "A Server has a ledger from its first step on. Found none yet.",
         ),
+        "the state of another rule": (
+            lambda: server().load_state_dict(server(rule=zeno.Mean()).state_dict()),
+            "The state is that of Mean(). Found Zeno(trim=1, rho=0.0005, batch_size=4, score='exact', memory=0.0, "
+            "warm_up=0). Make the Server with the same rule.",
+        ),
         "flatten before backward": (
             lambda: zeno.flatten(net()),
             "zeno.flatten needs a model with gradients. Found none in Sequential. Call loss.backward() before it; for "
@@ -898,10 +907,12 @@ def test_wrong_use_is_refused_in_words(case: str) -> None:
 
 
 def test_a_rho_that_lets_zeros_win_is_warned_of_where_the_server_is_used() -> None:
-    with pytest.warns(UserWarning, match=r"rho=0.0005 is not below the learning rate of 0.0001: zeros would") as warned:
+    with pytest.warns(
+        UserWarning, match=r"rho=0.0005 is not below the smallest learning rate, 0.0001: zeros may"
+    ) as warned:
         zeno.Server(*parts_of(1e-4), zeno.Zeno(trim=1))
     assert warned[0].filename == __file__
-    with pytest.warns(UserWarning, match=r"rho=0.0005 is not below the learning rate of 0.0001"):
+    with pytest.warns(UserWarning, match=r"rho=0.0005 is not below the smallest learning rate, 0.0001"):
         zeno.Server(*parts_of(1e-4, 0.0), zeno.chain(zeno.Clip(1.0), zeno.Zeno(trim=1)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

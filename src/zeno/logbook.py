@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from zeno.ledger import Ledger, ledger_of
-from zeno.records import Journal, Record, read_whole
+from zeno.records import RECORDS_FILE, Journal, Record, read_whole
 from zeno.rules import PARTS, Rule
 from zeno.spec import describe
 
@@ -50,6 +50,11 @@ class Logbook:
 
     def _earlier(self, steps: int, begun: bool) -> list[Record] | None:
         """The records that the folder holds of the steps before; None where it should hold none yet."""
+        if self.folder is not None and steps == 0 and not begun and (self.folder / RECORDS_FILE).exists():
+            raise ValueError(
+                f"The folder {self.folder} holds the records of other steps already. Name another one, or load what "
+                "state_dict() returned after them."
+            )
         if self.folder is None or steps == 0:
             return [] if begun else None
         found = read_whole(self.folder)[:steps]

@@ -113,13 +113,13 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def check_rho(rule: object, rates: Iterable[float]) -> bool:
-    """Warns where zeros would score higher than the true gradient, as lr * ||g||^2 - rho * ||g||^2 is below 0."""
+    """Warns where zeros may score higher than the true gradient, as lr * ||g||^2 - rho * ||g||^2 is below 0."""
     rho = getattr(getattr(rule, "rule", rule), "rho", None)  # of the one at the end of a chain
     lr = min((rate for rate in rates if rate > 0), default=math.inf)
     if not isinstance(rho, float | int) or lr > rho:
         return False
     warnings.warn(
-        f"rho={rho} is not below the learning rate of {lr:.3g}: zeros would score higher than the true gradient. "
+        f"rho={rho} is not below the smallest learning rate, {lr:.3g}: zeros may score higher than the true gradient. "
         f"Pass a smaller rho, such as {lr / 100:.0e}, or rho='auto'.",
         stacklevel=4,
     )

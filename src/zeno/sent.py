@@ -83,6 +83,8 @@ def _by_parameter(sent: object, parameters: Mapping[str, Tensor]) -> list[Tensor
         return f"sent {type(sent).__name__}, expected a tensor, or one for each parameter"
     if len(sent) != len(parameters):
         return f"sent {len(sent)} tensors, expected {len(parameters)}"
+    if all(part is None for part in sent):
+        return "sent no gradients: None for every parameter"
     parts: list[Tensor] = []
     for part, (name, parameter) in zip(sent, parameters.items(), strict=True):
         if part is None:  # `backward` did not reach it

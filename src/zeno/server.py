@@ -61,7 +61,7 @@ class Server:
         self.problem = Problem(model, loss)
         self.workers: int | None = None  # m, known from the first step on
         self.steps = 0  # that were made or skipped
-        self.record: Record | None = None  # of the last step
+        self.record: Record | None = None  # of the last step that this server made
         device = self.problem.flat.device  # the parameters are views of `flat` from here on
         self._samples = None if data is None else Samples(data, device)
         self._logbook = Logbook(None if folder is None else Path(folder), rule)
@@ -120,10 +120,13 @@ class Server:
 
         The ledger is no part of it: it goes on from the records in the folder, or begins anew where there is none.
         """
-        return {"steps": self.steps, "workers": self.workers, "rule": self._state}
+        return {"steps": self.steps, "workers": self.workers, "rule": self._state, "of": repr(self.rule)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` returned; load the model's and the optimizer's before."""
+        own = repr(self.rule)
+        if state["of"] != own and " at 0x" not in own:  # which is an object of the user's own that has no text
+            raise ValueError(f"The state is that of {state['of']}. Found {own}. Make the Server with the same rule.")
         self._logbook.forget()
         self.steps, self.workers, self._state = state["steps"], state["workers"], state["rule"]
         self._refresh(self._samples_for_statistics())
