@@ -19,7 +19,7 @@ from zeno.data import Batch, Dataset, draw, generator
 from zeno.problem import Problem
 from zeno.rules import Aggregate, Rule, TooFewUsable, bears
 from zeno.scoring import Scorer, ThreadScorer
-from zeno.step import STATISTICS_SAMPLES, Asked, Clock, Oracles, error_in
+from zeno.step import STATISTICS_SAMPLES, Asked, Clock, Oracles, error_in, samples_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +176,7 @@ class Engine:
 
     def _oracles(self, role: str, params: Tensor, lr: float, step: int) -> Oracles:
         """What fresh samples say: of number 0 as many as the rule works with, of the others as many as it asks for."""
-        usual = getattr(self.rule, "samples", getattr(self.rule, "batch_size", 4))
+        usual = samples_for(self.rule)
         return lambda number=0, size=usual: self.problem.at(params, lr, self._draw(role, step, size, number))
 
     def _draw(self, role: str, step: int, size: int, number: int = 0) -> Batch:

@@ -30,7 +30,7 @@ from zeno.rules import Aggregate, Arrivals, Rule, TooFewUsable, Zeno
 from zeno.rules.memory import all_finite
 from zeno.samples import Samples
 from zeno.sent import Gradients, as_vector, number_of
-from zeno.step import NOT_FINITE, STATISTICS_SAMPLES, Asked, Clock, Oracles, record_of
+from zeno.step import NOT_FINITE, STATISTICS_SAMPLES, Asked, Clock, Oracles, record_of, samples_for
 from zeno.vectors import trainable
 
 MOST_REASONS = 3  # in an error
@@ -185,7 +185,7 @@ class Server:
     # The samples of its own
 
     def _oracles(self, x: Tensor) -> Oracles:
-        usual = getattr(self.rule, "samples", getattr(self.rule, "batch_size", 4))
+        usual = samples_for(self.rule)
         return lambda number=0, size=usual: self.problem.at(x, self._lr, self._draw(size))
 
     def _draw(self, size: int) -> Batch:

@@ -65,6 +65,11 @@ def record_of(
     )
 
 
+def samples_for(rule: object) -> int:
+    """Of the server's own, that a rule works with; 4, as in the paper, where it does not say."""
+    return int(getattr(rule, "samples", getattr(rule, "batch_size", 4)))
+
+
 Oracles = Callable[..., Oracle]
 """(number, samples) -> what that many samples, fresh for each number, say."""
 
