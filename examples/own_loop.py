@@ -27,7 +27,7 @@ WORKERS, FAULTY = 20, 12  # workers 0 to 11 are faulty
 torch.set_num_threads(1)  # as long as the model is tiny
 
 # 8x8 pictures of handwritten digits, as tensors; yours come from anywhere. The server holds 100 of them back.
-digits = zeno.tasks.load("digits")
+digits = zeno.load_task("digits")
 pictures, labels = digits.train.batch(torch.arange(len(digits.train)))
 test_pictures, test_labels = digits.test.batch(torch.arange(len(digits.test)))
 own = TensorDataset(pictures[:100], labels[:100])  # +

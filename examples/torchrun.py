@@ -40,7 +40,7 @@ def broken(gradient: Tensor, step: int) -> Tensor:
 
 
 def train(steps: int, ddp: bool, rank: int, device: torch.device) -> None:
-    digits = zeno.tasks.load("digits")
+    digits = zeno.load_task("digits")
     pictures, labels = (part.to(device) for part in digits.train.batch(torch.arange(len(digits.train))))
     tests, answers = (part.to(device) for part in digits.test.batch(torch.arange(len(digits.test))))
     own = TensorDataset(pictures[:100], labels[:100])  # of the server

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from zeno.cluster.ray import Session
+from zeno.workers.ray import Session
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job: children would never hear of Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -10,7 +10,7 @@ from typing import Any
 
 import griffe
 
-SETTING = "setting"  # zeno.run.setting(default, panel, text)
+SETTING = "setting"  # zeno.training.run.setting(default, panel, text)
 SCHEDULE = ("on", "start", "end", "chance", "redraw")  # what all faults have in common
 
 

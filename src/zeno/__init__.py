@@ -1,8 +1,5 @@
 """Zeno: distributed SGD that survives any number of faulty workers, as long as one is good."""
 
-from zeno import distributed
-from zeno.cluster import Cluster, Faulty, LocalCluster, Reply
-from zeno.data import IID, SPLITS, Batch, ByLabel, Dataset, Dirichlet, Disjoint, Split
 from zeno.faults import (
     ALIE,
     FAULTS,
@@ -10,6 +7,7 @@ from zeno.faults import (
     BitFlip,
     Crash,
     Fault,
+    Faulty,
     FeatureNoise,
     Garbage,
     Gaussian,
@@ -31,10 +29,13 @@ from zeno.faults import (
     Together,
     Zero,
 )
-from zeno.ledger import Ledger, ledger_of
-from zeno.momentum import Momentum
 from zeno.problem import Oracle, Problem
-from zeno.records import Record, Summary, summarize
+from zeno.problem.dataset import IID, SPLITS, Batch, ByLabel, Dataset, Dirichlet, Disjoint, Split
+from zeno.problem.flat import flatten, unflatten
+from zeno.problem.tasks import TASKS, Task
+from zeno.problem.tasks import load as load_task
+from zeno.records.folder import Record, Summary, summarize
+from zeno.records.ledger import Ledger, ledger_of
 from zeno.rules import (
     ARC,
     CAF,
@@ -68,12 +69,13 @@ from zeno.rules import (
     Zeno,
     chain,
 )
-from zeno.run import Run
-from zeno.server import Server
-from zeno.setup import Setup
-from zeno.tasks import TASKS, Task
-from zeno.train import train
-from zeno.vectors import flatten, unflatten
+from zeno.server import distributed
+from zeno.server.server import Server
+from zeno.training.execution import Setup
+from zeno.training.loop import train
+from zeno.training.run import Run
+from zeno.workers import Cluster, LocalCluster, Reply
+from zeno.workers.momentum import Momentum
 
 __all__ = [
     "ALIE",
@@ -159,6 +161,7 @@ __all__ = [
     "distributed",
     "flatten",
     "ledger_of",
+    "load_task",
     "summarize",
     "train",
     "unflatten",

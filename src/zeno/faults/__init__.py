@@ -5,6 +5,7 @@ from zeno.faults.backdoor import Backdoor
 from zeno.faults.bit_flip import BitFlip
 from zeno.faults.crash import Crash
 from zeno.faults.fault import SCHEDULE, Fault
+from zeno.faults.faulty_cluster import Faulty
 from zeno.faults.feature_noise import FeatureNoise
 from zeno.faults.garbage import Garbage
 from zeno.faults.gaussian import Gaussian
@@ -65,6 +66,7 @@ __all__ = [
     "BitFlip",
     "Crash",
     "Fault",
+    "Faulty",
     "FeatureNoise",
     "Garbage",
     "Gaussian",

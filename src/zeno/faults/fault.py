@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from zeno.data import Batch
 from zeno.faults.scene import Scene
-from zeno.reply import Reply
+from zeno.problem.dataset import Batch
+from zeno.workers.reply import Reply
 
 if TYPE_CHECKING:
     from zeno.faults.together import Together

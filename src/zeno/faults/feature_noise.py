@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from zeno.data import Batch
 from zeno.faults.fault import Fault, check_positive
+from zeno.problem.dataset import Batch
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 
 from zeno.faults.fault import Fault
 from zeno.faults.scene import Scene
-from zeno.reply import Reply
+from zeno.workers.reply import Reply
 
 KINDS: dict[str, Callable[[Reply, Any], Reply]] = {
     "a number too many": lambda reply, g: replace(reply, gradient=torch.cat([g, g[:1]])),

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zeno.data import Batch
 from zeno.faults.fault import Fault, check_classes
+from zeno.problem.dataset import Batch
 
 
 @dataclass(frozen=True)

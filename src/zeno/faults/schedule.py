@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zeno.data import generator
 from zeno.faults.fault import Fault
 from zeno.faults.together import parts_of
+from zeno.problem.dataset import generator
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from zeno.faults.fault import Fault, check_count
 from zeno.faults.scene import Scene
-from zeno.reply import Reply
+from zeno.workers.reply import Reply
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from zeno.cores import one_thread, side_by_side
-from zeno.data import Batch
+from zeno.problem.dataset import Batch
+from zeno.problem.threads import one_thread, side_by_side
 
 if TYPE_CHECKING:
     from zeno.problem.problem import Problem

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _NormBase
 
-from zeno.cores import Draws
-from zeno.data import Batch
+from zeno.problem.dataset import Batch
 from zeno.problem.oracle import Oracle
 from zeno.problem.replicas import Replicas
+from zeno.problem.threads import Draws
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [n, ...], targets [n, ...]) -> the mean loss over the samples."""

@@ -3,8 +3,8 @@
 import copy
 from typing import TYPE_CHECKING
 
-from zeno.cores import one_thread
-from zeno.data import Batch
+from zeno.problem.dataset import Batch
+from zeno.problem.threads import one_thread
 
 if TYPE_CHECKING:
     from zeno.problem.problem import Problem

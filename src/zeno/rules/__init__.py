@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from zeno.rules.arc import ARC
-from zeno.rules.arrivals import Arrivals
 from zeno.rules.bucketing import Bucketing
 from zeno.rules.bulyan import Bulyan
 from zeno.rules.caf import CAF
@@ -26,6 +25,7 @@ from zeno.rules.phocas import Phocas
 from zeno.rules.rule import Aggregate, Descent, Rule, TooFewUsable, bears
 from zeno.rules.signguard import SignGuard
 from zeno.rules.smea import SMEA
+from zeno.rules.streaming import Arrivals
 from zeno.rules.trimmed_mean import TrimmedMean
 from zeno.rules.zeno import Zeno
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from zeno.rules.krum import lowest, neighbourhoods
-from zeno.rules.network import Columns
+from zeno.rules.linalg.sorting_network import Columns
 from zeno.rules.rows import OnRows, Rows
 from zeno.rules.rule import Aggregate, Descent, check_count
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from zeno.rules.linalg.eigen import top
 from zeno.rules.rows import OnRows, Rows, keep_lowest
 from zeno.rules.rule import Aggregate, Descent, check_count, check_majority
-from zeno.rules.spectrum import top
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from zeno.rules.memory import squared_norms
+from zeno.rules.linalg.passes import squared_norms
 from zeno.rules.rows import OnRows, Rows
 from zeno.rules.rule import Aggregate, Descent, check_count, own_gradient
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from zeno.rules.memory import all_finite
-from zeno.rules.network import Columns
+from zeno.rules.linalg.passes import all_finite
+from zeno.rules.linalg.sorting_network import Columns
 from zeno.rules.rows import OnRows, Rows
 from zeno.rules.rule import Aggregate, Descent
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from zeno.rules.network import Columns
+from zeno.rules.linalg.sorting_network import Columns
 from zeno.rules.rows import OnRows, Rows
 from zeno.rules.rule import Aggregate, Descent
 

@@ -15,9 +15,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from zeno.rules import compiled, memory
-from zeno.rules.candidates import Candidates
-from zeno.rules.network import Columns, evaluate
+from zeno.rules.linalg import kernels, passes
+from zeno.rules.linalg.candidates import Candidates
+from zeno.rules.linalg.sorting_network import Columns, evaluate
 from zeno.rules.rule import Aggregate, Descent, TooFewUsable
 
 
@@ -129,8 +129,8 @@ class Rows:
         usable = self.candidates.usable
         products[:-1, :-1] = products[:-1, :-1].where(usable & usable[:, None], 0)
         if centre is not None and bool(self.mix[:, -1].any()):  # the origin is at -centre
-            square = memory.squared_norms(centre[None])[0]
-            dots = memory.dots(self.candidates.tensor, centre)
+            square = passes.squared_norms(centre[None])[0]
+            dots = passes.dots(self.candidates.tensor, centre)
             products[-1, :-1] = products[:-1, -1] = (square - dots).where(usable, 0)
             products[-1, -1] = square
         return self.mix @ products @ self.mix.T
@@ -145,12 +145,12 @@ class Rows:
 
     def dots(self, vector: Tensor) -> Tensor:
         """<row, vector> -> [n] in float64."""
-        dots = memory.dots(self.candidates.tensor, vector)[list(self.chosen)]
+        dots = passes.dots(self.candidates.tensor, vector)[list(self.chosen)]
         return dots if self._mix is None else self._mix[:, list(self.chosen)] @ dots
 
     def combine(self, weights: Tensor) -> Tensor:
         """weights [n] @ rows -> [d], for weights of at least 0."""
-        return memory.weighted_sum(self.candidates.tensor, (weights @ self.mix)[:-1])
+        return passes.weighted_sum(self.candidates.tensor, (weights @ self.mix)[:-1])
 
     def average(self, kept: Tensor | None = None) -> Tensor:
         """Mean of the rows that were kept: [n] bool, all by default."""
@@ -164,7 +164,7 @@ class Rows:
             self._on_trust = True
             update = self._columns(columns(), range(self.m))
             self._on_trust = False
-            if memory.all_finite(update):  # so was everything that it was made from
+            if passes.all_finite(update):  # so was everything that it was made from
                 self.candidates.trust()
                 return update
             del update  # its memory is needed again
@@ -172,21 +172,21 @@ class Rows:
 
     def _columns(self, columns: Columns, chosen: Sequence[int]) -> Tensor:
         tensor = self.candidates.tensor
-        suits = self._mix is None and compiled.suits(tensor)
-        kernel = compiled.find(columns, len(chosen)) if suits else None
+        suits = self._mix is None and kernels.suits(tensor)
+        kernel = kernels.find(columns, len(chosen)) if suits else None
         if kernel is not None:
             return kernel([tensor[i] for i in chosen])
         began = time.perf_counter()
-        out = memory.empty(self.d, tensor)
-        for where in memory.column_slices(self.d):
+        out = passes.empty(self.d, tensor)
+        for where in passes.column_slices(self.d):
             out[where] = evaluate(columns, self._made_of(tensor[:, where], chosen))
         if suits:
-            compiled.note(columns, len(chosen), time.perf_counter() - began)
+            kernels.note(columns, len(chosen), time.perf_counter() - began)
         return out
 
-    def blocks(self, width: int = memory.WIDTH) -> Iterator[tuple[slice, Tensor]]:
+    def blocks(self, width: int = passes.WIDTH) -> Iterator[tuple[slice, Tensor]]:
         """The rows in pieces of columns, [n, width] each; not to be written to."""
-        for columns in memory.column_slices(self.candidates.tensor.shape[1], width):
+        for columns in passes.column_slices(self.candidates.tensor.shape[1], width):
             yield columns, self._made_of(self.candidates.tensor[:, columns], self.chosen)
 
     def at(self, coordinates: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class Rows:
         """The rows of a block [m, k] of the candidates -> [n, k]."""
         if len(chosen) < self.m:
             block = block[list(chosen)]
-        block = block.to(memory.working_dtype(block.dtype))
+        block = block.to(passes.working_dtype(block.dtype))
         if self._mix is None:
             return block
         limit = torch.finfo(block.dtype).max  # a mean of numbers at the limit may be rounded beyond it

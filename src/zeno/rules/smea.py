@@ -7,9 +7,9 @@ from math import comb
 import torch
 from torch import Tensor
 
+from zeno.rules.linalg.eigen import top
 from zeno.rules.rows import OnRows, Rows
 from zeno.rules.rule import Aggregate, Descent, check_count, check_majority
-from zeno.rules.spectrum import top
 
 MOST_GROUPS = 200_000
 AT_ONCE = 1024

@@ -1,0 +1,1 @@
+"""Records -> tables, figures, the HTML page, TensorBoard, Prometheus."""

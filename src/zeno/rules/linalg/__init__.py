@@ -1,0 +1,1 @@
+"""Passes over the candidates in memory, sorting networks, eigenvalues."""

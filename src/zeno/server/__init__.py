@@ -1,0 +1,1 @@
+"""One server step: check what was received, score, aggregate, update."""

@@ -1,0 +1,1 @@
+"""Many runs: comparison, matrix, the reproduction of the paper, its theorem."""

@@ -1,0 +1,193 @@
+"""The command line as a person or a script uses it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import zeno
+from support.commands import run
+from zeno.records.folder import MODEL_FILE, read
+
+SMALL = ["--workers", "5", "--steps", "4", "--eval-every", "2"]
+
+
+def test_compare_trains_every_rule_and_writes_the_run_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(monkeypatch, "compare", *SMALL, "--faulty", 2, "--out", tmp_path / "out") == 0
+    shown = capsys.readouterr().out
+    for name in ("mean without faults", "median", "krum(faulty=1)", "zeno(trim=3, batch_size=32)", "zeno_auto"):
+        assert name in shown
+    assert f"curves.png are in {tmp_path / 'out'}" in shown.replace("\n", "")
+    assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    folders = sorted(folder.name for folder in (tmp_path / "out").iterdir() if folder.is_dir())
+    own = ["krum-faulty-1", "mean", "mean-without-faults", "median", "zeno-trim-3-batch_size-32", "zeno_auto"]
+    assert folders == own
+    assert all(len(read(tmp_path / "out" / folder)) == 4 for folder in folders)
+
+
+def test_json_is_all_that_is_printed_for_scripts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code = run(monkeypatch, "compare", *SMALL, "--rule", "mean", "--rule", "zeno", "--json", "--out", tmp_path / "out")
+    assert code == 2  # 12 faulty of 5 workers
+    capsys.readouterr()
+    arguments = ["--rule", "mean", "--rule", "zeno", "--faulty", 2, "--json", "--out", tmp_path / "out"]
+    assert run(monkeypatch, "compare", *SMALL, *arguments) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert [r["name"] for r in results["runs"]] == ["mean without faults", "mean", "zeno(trim=3, batch_size=32)"]
+    assert results["runs"][1]["faulty_kept"] == 1.0
+    assert results["runs"][1]["accuracy"] == read(tmp_path / "out" / "mean")[-1].accuracy
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
+
+
+def test_train_reads_toml_and_flags_win(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = tmp_path / "run.toml"
+    settings.write_text('workers = 5\nsteps = 7\nrule = "zeno(trim=1)"\nfault = "sign_flip(3)"\nfaulty = 1\n')
+    assert run(monkeypatch, "train", settings, "--steps", 3, "--trim", 2, "--out", tmp_path / "out") == 0
+    records = read(tmp_path / "out")
+    assert len(records) == 3
+    assert records[0].kept is not None
+    assert sum(records[0].kept) == 3
+
+    # The folder's own settings repeat the run.
+    assert run(monkeypatch, "train", tmp_path / "out" / "run.toml", "--out", tmp_path / "again") == 0
+    assert read(tmp_path / "again") == records
+
+
+def test_compare_takes_the_rule_of_a_file_in_place_of_the_one_of_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text('workers = 5\nsteps = 1\nfaulty = 1\nrule = "zeno(trim=4, batch_size=2)"\n')
+    assert run(monkeypatch, "compare", tmp_path / "run.toml", "--json", "--out", tmp_path / "x[bold]y") == 0
+    names = [r["name"] for r in json.loads(capsys.readouterr().out)["runs"]]
+    own = "zeno(trim=4, batch_size=2)"
+    assert names == ["mean without faults", "mean", "median", "krum(faulty=1)", "zeno_auto", own]
+
+
+def test_folders_are_printed_as_they_are_named_and_never_shared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(monkeypatch, "train", *SMALL, "--trim", 1, "--out", tmp_path / "x[bold]y") == 0
+    assert "x[bold]y" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda form: "now")
+    for _ in range(2):
+        assert run(monkeypatch, "train", *SMALL, "--trim", 1) == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_every_setting_of_a_run_has_a_flag(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("train", "compare"):
+        monkeypatch.setenv("COLUMNS", "200")
+        assert run(monkeypatch, command, "--help") == 0
+        shown = capsys.readouterr().out
+        for name in [f.name for f in fields(zeno.Run)] + ["trim", "rho", "zeno_batch_size", "json", "out"]:
+            assert f"--{name.replace('_', '-')} " in shown
+
+
+MISTAKES = [
+    (["train", "--rule", "zen"], "Unknown rule 'zen'"),
+    (["train", "--trim", "20"], "Found 20 with trim=20"),
+    (["train", "--faulty", "21"], "faulty of at most workers=20"),
+    (["train", "--task", "no.such.module:task"], "Cannot load the task 'no.such.module:task'"),
+    (["train", "--task", "cifar"], "Unknown task 'cifar'. Did you mean cifar10?"),
+    (["train", "--task", "cifar10", "--data", "no-such-folder"], "needs the file data_batch_1.bin in no-such-folder"),
+    (["train", "--model", "resnet"], "Unknown model 'resnet'"),
+    (["train", "--model", "cnn(depth=3)"], "does not fit cnn("),
+    (["train", "--split", "by_label(3)"], "does not fit by_label()"),
+    (["train", "no-such-file.toml"], "no-such-file.toml"),
+    (["compare", "--rule", "best"], "Unknown rule 'best'"),
+    (["compare", "--trim", "25"], "A comparison needs trim from 0"),
+    (["compare", "--workers", "10"], "faulty of at most workers=10"),
+    (["data", "imagenet"], "Unknown data set 'imagenet'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES, ids=[" ".join(a) for a, _ in MISTAKES])
+def test_mistakes_end_with_one_clear_line_and_exit_code_2(
+    arguments: list[str],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, *arguments) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert words in lines[0]
+    assert not list(tmp_path.rglob("*.jsonl")), "a mistake leaves no run behind"
+
+
+def test_a_value_of_the_wrong_kind_is_refused_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(monkeypatch, "train", "--workers", "many") == 2
+    assert "--workers" in capsys.readouterr().err
+    (tmp_path / "bad.toml").write_text("workers = [")
+    assert run(monkeypatch, "train", tmp_path / "bad.toml") == 2
+    assert "is not valid TOML" in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_something_is_never_overwritten(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "precious").write_text("data")
+    assert run(monkeypatch, "train", *SMALL, "--out", tmp_path) == 2
+    assert "is not empty. Name another one with --out" in capsys.readouterr().err
+    assert [f.name for f in tmp_path.iterdir()] == ["precious"]
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("rules", [*zeno.RULES, "zeno_auto"]),
+        ("faults", [*zeno.FAULTS, "slow(steps=1)", "chance=1.0", "redraw=False"]),
+        ("tasks", [*zeno.TASKS, "small_cnn(dropout=0.25)", "dirichlet(alpha=0.5)"]),
+    ],
+)
+def test_what_there_is_is_listed_with_a_line_each(
+    command: str, names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, command) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in names)
+
+
+def test_more_faulty_workers_than_the_rule_is_told_of_are_noted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = ["--rule", "zeno", "--trim", 1, "--faulty", 2]
+    assert run(monkeypatch, "train", *SMALL, *flags, "--out", tmp_path / "out") == 0
+    assert "2 workers are faulty, zeno(trim=1) is told of 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "folder"), [("train", "out"), ("compare", "out/mean-without-faults")])
+def test_ctrl_c_leaves_a_run_that_can_be_read(name: str, folder: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from zeno.cli.app import main; main()", name]
+    arguments = ["--workers", "3", "--faulty", "1", "--rule", "mean", "--steps", "1000000"]
+    arguments += ["--out", str(tmp_path / "out")]
+    process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    records = tmp_path / folder / "records.jsonl"
+    deadline = time.monotonic() + 120
+    while not (records.exists() and records.read_text().count("\n") > 30):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    shown, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "interrupted: the records up to here" in errors
+    assert "Traceback" not in errors
+    assert "mean" in shown
+    assert len(read(tmp_path / folder)) > 30
+    assert (tmp_path / folder / MODEL_FILE).exists()
+    assert (tmp_path / "out" / "curves.png").exists()

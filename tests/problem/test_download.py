@@ -1,0 +1,83 @@
+"""Downloads, against a server on loopback."""
+
+import functools
+import hashlib
+import http.server
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from problem.test_tasks import write_cifar10, write_mnist
+from zeno.problem import download, tasks
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """(folder that is served, its address)."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+    folder = tmp_path / "site"
+    folder.mkdir()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield folder, f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def publish(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small archive in the form of the official one, with its checksum as the known one."""
+    write_cifar10(folder / "cifar-10-batches-bin")
+    with tarfile.open(folder / "cifar-10-binary.tar.gz", "w:gz") as archive:
+        archive.add(folder / "cifar-10-batches-bin", "cifar-10-batches-bin")
+    checksum = hashlib.sha256((folder / "cifar-10-binary.tar.gz").read_bytes()).hexdigest()
+    monkeypatch.setitem(download.SOURCES, "cifar10", ("", {"cifar-10-binary.tar.gz": f"sha256:{checksum}"}))
+
+
+def test_cifar10_is_fetched_checked_and_unpacked_where_its_task_looks(
+    site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, address = site
+    publish(folder, monkeypatch)
+    monkeypatch.setenv("ZENO_DATA", str(tmp_path / "data"))
+    download.fetch("cifar10", tasks.data_folder() / "cifar10", address)
+    assert len(tasks.load("cifar10").train) == 25
+    (folder / "cifar-10-binary.tar.gz").unlink()
+    download.fetch("cifar10", tasks.data_folder() / "cifar10", address)  # what is there is not fetched again
+
+
+def test_a_file_with_another_checksum_is_refused_and_not_kept(
+    site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, address = site
+    publish(folder, monkeypatch)
+    archive = folder / "cifar-10-binary.tar.gz"
+    archive.write_bytes(archive.read_bytes() + b"!")
+    with pytest.raises(ValueError, match=r"Could not fetch .*cifar-10-binary.tar.gz.*hash"):
+        download.fetch("cifar10", tmp_path / "data", address)
+    assert not list((tmp_path / "data").iterdir())
+
+
+def test_a_file_that_is_not_there_is_one_clear_error(site: tuple[Path, str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Could not fetch http://127.0.0.1.*404"):
+        download.fetch("mnist", tmp_path / "data", site[1])
+
+
+def test_mnist_is_fetched_in_its_gzipped_form(
+    site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, address = site
+    write_mnist(folder, ".gz")
+    checksums = {f.name: f"md5:{hashlib.md5(f.read_bytes()).hexdigest()}" for f in folder.glob("*.gz")}
+    assert set(checksums) == set(download.SOURCES["mnist"][1])
+    monkeypatch.setitem(download.SOURCES, "mnist", ("", checksums))
+    download.fetch("mnist", tmp_path / "data", address)
+    assert len(tasks.load("mnist", tmp_path / "data").test) == 4

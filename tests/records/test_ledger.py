@@ -1,0 +1,385 @@
+"""Who is suspect: counts by hand, error rates by simulation, verdicts of real runs."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zeno
+from zeno.faults import together
+from zeno.records.folder import Record
+from zeno.records.ledger import REST, TRIAL, Ledger, in_words, ledger_of
+from zeno.workers.reply import kind_of
+
+Scores = Callable[[np.random.Generator, int], np.ndarray]  # (generator, step) -> [m]
+
+
+def record(step: int, scores: Sequence[float | None] | None, kept: Sequence[bool] | None, **more: Any) -> Record:
+    return Record(step, 0.1, None if kept is None else list(kept), None if scores is None else list(scores), **more)
+
+
+def simulated(
+    scores: Scores, workers: int, steps: int, seed: int, keep: int | None = None, error_rate: float = 0.01
+) -> Ledger:
+    """The ledger of a run whose rule keeps the highest scores."""
+    rng = np.random.default_rng(seed)
+    ledger = Ledger(workers, error_rate)
+    for step in range(steps):
+        drawn = scores(rng, step)
+        kept = np.zeros(workers, dtype=bool)
+        kept[np.argsort(-drawn)[: workers - 4 if keep is None else keep]] = True
+        ledger.add(record(step, drawn.tolist(), kept.tolist()))
+    return ledger
+
+
+def test_counts_by_hand() -> None:
+    steps = [
+        record(0, [3.0, 2.0, 1.0, None], [True, True, False, False], errors={3: "died"}, faulty=[3]),
+        record(1, [1.0, 3.0, 2.0, None], [False, True, True, False], errors={3: "no answer in 5.0 s"}, faulty=[3]),
+        record(2, [1.0, 2.0, 2.0, 0.0], [False, True, True, False], late=[3], faulty=[0]),
+        record(
+            3, None, None, errors=dict.fromkeys(range(3), "sent numbers that are not finite"), skipped="why", faulty=[]
+        ),
+        record(4, [1.0, 2.0, None, None], [True, True, False, False], unjudged=[2], quarantined=[3], faulty=[]),
+        record(5, [1.0, 2.0, 3.0, None], [False, False, False, False], quarantined=[3], faulty=[]),
+    ]
+    rows = ledger_of(steps, 4).rows
+    assert [row.steps for row in rows] == [6, 6, 6, 4]
+    assert [row.dropped for row in rows] == [2 / 4, 0.0, 1 / 3, 1.0]
+    assert [row.rank for row in rows] == [
+        (1 + 3 + 3 + 2 + 3) / 5,
+        (2 + 1 + 1.5 + 1 + 2) / 5,
+        (3 + 2 + 1.5 + 1) / 4,
+        4.0,
+    ]
+    assert [row.streak for row in rows] == [2, 0, 1, 3]
+    assert [row.errors for row in rows] == [{"not finite": 1}] * 3 + [{"died": 1, "late": 1}]
+    assert [row.late for row in rows] == [0, 0, 0, 1]
+    assert [row.quarantined for row in rows] == [0, 0, 0, 2]
+    assert [row.faulty for row in rows] == [1 / 6, 0.0, 0.0, 2 / 6]
+    assert [row.verdict for row in rows] == [""] * 4
+
+
+def test_recently_is_of_the_last_100_steps() -> None:
+    steps = [record(i, [1.0, 0.0], [i < 150, i >= 150]) for i in range(200)]
+    assert [row.recently for row in ledger_of(steps, 2).rows] == [0.5, 0.5]
+    assert [row.dropped for row in ledger_of(steps, 2).rows] == [0.25, 0.75]
+
+
+def test_a_run_that_nobody_made_faulty_says_so() -> None:
+    assert ledger_of([record(0, None, [True, True])], 2).rows[0].faulty is None
+    assert ledger_of([record(0, None, [True, True])], 2).rows[0].rank is None
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("no answer in 1.0 s, 2 times in a row: restarted", "late"),
+        ("sent no reply", "late"),
+        ("its answer was lost on the way", "late"),
+        ("is starting", "late"),
+        ("is being restarted: it did not answer", "late"),
+        ("died", "died"),
+        ("cannot be started: OSError: the disk is full", "died"),
+        ("raised ZeroDivisionError: out of luck", "raised"),
+        ("sent numbers that are not finite", "not finite"),
+        ("sent str, expected a tensor", "malformed"),
+        ("sent what cannot be read: x", "malformed"),
+        ("of another version", "other"),
+    ],
+)
+def test_kinds_of_errors(text: str, kind: str) -> None:
+    assert kind_of(text) == kind
+
+
+def normal(rng: np.random.Generator, step: int) -> np.ndarray:
+    return rng.normal(size=8)
+
+
+def heavy(rng: np.random.Generator, step: int) -> np.ndarray:
+    return rng.standard_cauchy(size=8) * 10.0 ** (step % 5)
+
+
+def in_few_steps(rng: np.random.Generator, step: int) -> np.ndarray:
+    return rng.integers(3, size=8).astype(float)
+
+
+def often_broken(rng: np.random.Generator, step: int) -> np.ndarray:
+    return np.where(rng.random(8) < 0.3, -math.inf, rng.normal(size=8))
+
+
+@pytest.mark.parametrize("scores", [normal, heavy, in_few_steps, often_broken])
+@pytest.mark.parametrize("keep", [1, 7])
+def test_good_workers_are_rarely_suspect(scores: Scores, keep: int) -> None:
+    """At a rate of 30 %, so that few runs can show that it is kept: 6 of 20 at most, on average."""
+    runs = [simulated(scores, 8, 150, seed, keep, error_rate=0.3) for seed in range(20)]
+    alarms = [any(row.verdict for row in ledger.rows) for ledger in runs]
+    assert sum(alarms) <= 6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("workers", "keep", "slack"), [(20, 16, 0.0), (20, 1, 0.0), (20, 16, 6.0), (3, 1, 6.0)])
+def test_of_runs_without_faults_at_most_one_in_a_hundred_ever_has_a_suspect(
+    workers: int, keep: int, slack: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 runs: at most 3 are expected, and more than 10 have a probability below 0.0003. Also without any slack."""
+    monkeypatch.setattr(zeno.ledger, "SLACK", slack)
+
+    def scores(rng: np.random.Generator, step: int) -> np.ndarray:
+        return rng.normal(size=workers)
+
+    found = [any(row.verdict for row in simulated(scores, workers, 600, seed, keep).rows) for seed in range(300)]
+    print(f"{workers} workers, {keep} kept, slack {slack:g}: {sum(found)} of 300 runs have a suspect")
+    assert sum(found) <= 10
+
+
+def test_the_money_of_a_fair_bet_does_not_grow_on_average() -> None:
+    """What the error rate rests on: without slack, and before the threshold, the mean over many runs stays 1."""
+    from zeno.records.ledger import _Bets
+
+    rng = np.random.default_rng(0)
+    bets = _Bets(20_000)
+    for _ in range(8):
+        bets.add(rng.choice([-1.0, 1.0], size=20_000), np.ones(20_000, dtype=bool))
+    assert bets.money.mean() == pytest.approx(1, abs=0.1)
+    assert (bets.money >= 20).mean() <= 1 / 20
+
+
+def with_faulty(faulty: Sequence[int], by: float = 2.0, begin: int = 0, end: int = 10**9, workers: int = 20) -> Scores:
+    def scores(rng: np.random.Generator, step: int) -> np.ndarray:
+        drawn = rng.normal(size=workers)
+        if begin <= step < end:
+            drawn[list(faulty)] -= by
+        return drawn
+
+    return scores
+
+
+@pytest.mark.parametrize("faulty", [[3], [0, 7, 8, 19], list(range(12)), list(range(1, 20))])
+def test_faulty_workers_are_suspect_and_good_ones_are_not(faulty: list[int]) -> None:
+    ledger = simulated(with_faulty(faulty), 20, 200, seed=1, keep=20 - len(faulty))
+    assert ledger.suspects == faulty
+
+
+def test_more_faulty_workers_than_the_rule_expects_are_suspect() -> None:
+    assert simulated(with_faulty(range(12)), 20, 300, seed=2, keep=16).suspects == list(range(12))
+
+
+def test_a_fault_that_begins_late_is_found_and_one_that_ends_is_mended() -> None:
+    ledger = Ledger(20)
+    rng, scores = np.random.default_rng(3), with_faulty([5], begin=1000, end=1300)
+    seen = {}
+    for step in range(2000):
+        drawn = scores(rng, step)
+        ledger.add(record(step, drawn.tolist(), (drawn > np.sort(drawn)[3]).tolist()))
+        seen[step] = (ledger.rows[5].verdict, ledger.suspects) if step % 50 == 49 else None
+    assert seen[999] == ("", [])
+    assert seen[1299] == ("suspect", [5])
+    assert ledger.rows[5].verdict == "mended"
+    assert 1300 < (ledger.rows[5].since or 0) < 1700
+    assert ledger.suspects == []
+
+
+def test_faults_that_move_from_worker_to_worker_at_every_step_make_nobody_suspect() -> None:
+    def scores(rng: np.random.Generator, step: int) -> np.ndarray:
+        drawn = rng.normal(size=20)
+        drawn[rng.permutation(20)[:4]] -= 5
+        return drawn
+
+    assert simulated(scores, 20, 1000, seed=4).suspects == []
+
+
+def test_faults_that_stay_for_a_while_are_found_wherever_they_are() -> None:
+    def scores(rng: np.random.Generator, step: int) -> np.ndarray:
+        drawn = rng.normal(size=20)
+        drawn[step // 200] -= 5
+        return drawn
+
+    ledger = simulated(scores, 20, 800, seed=5)
+    assert {row.worker for row in ledger.rows if row.verdict} == {0, 1, 2, 3}
+
+
+def unlike(by: float, faulty: int = 0, workers: int = 20, seed: int = 6) -> Scores:
+    """Workers with data of their own: some score higher than others in the long run."""
+    own = np.random.default_rng(seed).normal(size=workers) * by
+
+    def scores(rng: np.random.Generator, step: int) -> np.ndarray:
+        return rng.normal(size=workers) + own - 6.0 * (np.arange(workers) < faulty)
+
+    return scores
+
+
+@pytest.mark.parametrize("by", [0.2, 0.5, 2.0])
+def test_good_workers_with_data_of_their_own_are_not_suspect(by: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert simulated(unlike(by), 20, 1500, seed=6).suspects == []
+    monkeypatch.setattr(zeno.ledger, "SLACK", 0.0)
+    assert simulated(unlike(by), 20, 1500, seed=6).suspects != [], "without the slack they would be"
+
+
+def test_faulty_ones_among_them_are_suspect() -> None:
+    assert simulated(unlike(0.2, faulty=4), 20, 300, seed=6).suspects == [0, 1, 2, 3]
+
+
+def test_a_worker_that_fails_is_suspect_however_unlike_the_data_are() -> None:
+    ledger, rng, scores = Ledger(20), np.random.default_rng(6), unlike(2.0)
+    for step in range(100):
+        drawn: list[float | None] = list(scores(rng, step))
+        drawn[4] = None
+        ledger.add(record(step, drawn, [score is not None and score > 0 for score in drawn], errors={4: "died"}))
+    assert ledger.suspects == [4]
+
+
+def test_a_worker_that_sends_nothing_usable_is_suspect_under_a_rule_that_does_not_rank() -> None:
+    ledger = Ledger(5)
+    for step in range(100):
+        errors = {2: "died"} if step >= 20 else {}
+        ledger.add(record(step, None, [True, True, not errors, True, True], errors=errors))
+    assert ledger.suspects == [2]
+    assert ledger.rows[2].errors == {"died": 80}
+
+
+def test_who_is_not_judged_is_not_judged() -> None:
+    ledger = Ledger(8)
+    rng = np.random.default_rng(7)
+    for step in range(300):
+        scores: list[float | None] = [*rng.normal(size=6).tolist(), None, None]
+        ledger.add(record(step, scores, [s is not None for s in scores], unjudged=[6], quarantined=[7]))
+    assert ledger.suspects == []
+    assert (ledger.rows[6].evidence, ledger.rows[7].evidence) == (1.0, 1.0)
+    assert (ledger.rows[6].steps, ledger.rows[7].steps) == (300, 0)
+
+
+def test_words() -> None:
+    ledger = Ledger(60)
+    assert in_words(ledger) == "There is no step yet."
+    ledger.add(record(0, None, [True] * 60))
+    assert in_words(ledger) == "No worker is suspect."
+    ledger._suspect[3] = True
+    assert in_words(ledger) == "1 of 60 workers is suspect: 3."
+    ledger._suspect[[5, 11]] = True
+    assert in_words(ledger) == "3 of 60 workers are suspect: 3, 5 and 11."
+    ledger._suspect[:31] = True
+    assert "17, 18 and 12 more. That is the majority" in in_words(ledger)
+
+
+def with_quarantine(scores: Scores, steps: int, most: int = 4) -> tuple[Ledger, list[list[int]]]:
+    """The ledger, and who rested at each step."""
+    rng, ledger, rested = np.random.default_rng(8), Ledger(12), []
+    for step in range(steps):
+        resting = ledger.resting(step, most)
+        drawn = scores(rng, step)
+        drawn[resting] = -math.inf
+        kept = np.zeros(12, dtype=bool)
+        kept[np.argsort(-drawn)[:8]] = True
+        ledger.add(
+            record(
+                step, [None if i in resting else float(drawn[i]) for i in range(12)], kept.tolist(), quarantined=resting
+            )
+        )
+        rested.append(resting)
+    return ledger, rested
+
+
+def test_a_suspect_rests_is_tried_and_rests_for_twice_as_long() -> None:
+    ledger, rested = with_quarantine(with_faulty([2], by=6.0, workers=12), 600)
+    first = (ledger.rows[2].since or 0) + 1
+    expected = [[2]] * REST + [[]] * TRIAL + [[2]] * (2 * REST) + [[]] * TRIAL
+    assert rested[:first] == [[]] * first
+    assert rested[first : first + len(expected)] == expected
+    assert (ledger.rows[2].verdict, ledger.rows[2].quarantined) == ("suspect", sum(map(bool, rested)))
+
+
+def test_a_worker_that_is_mended_meanwhile_does_not_rest_again() -> None:
+    ledger, rested = with_quarantine(with_faulty([2], by=6.0, end=60, workers=12), 600)
+    first = rested.index([2])
+    assert rested[first:] == [[2]] * REST + [[]] * (600 - first - REST)
+    assert ledger.rows[2].verdict == "mended"
+
+
+def test_no_more_than_the_most_rest_and_the_oldest_verdicts_go_first() -> None:
+    def scores(rng: np.random.Generator, step: int) -> np.ndarray:
+        drawn = rng.normal(size=12)
+        drawn[7] -= 6.0
+        drawn[1] -= 6.0 * (step >= 100)
+        return drawn
+
+    ledger, rested = with_quarantine(scores, 220, most=1)
+    assert ledger.suspects == [1, 7]
+    assert max(map(len, rested)) == 1
+    since = {row.worker: row.since or 0 for row in ledger.rows if row.verdict}
+    assert since[7] < since[1]
+    assert rested[since[7] + 1] == [7]
+
+
+def test_the_evidence_against_a_suspect_is_what_made_it_one() -> None:
+    ledger = simulated(with_faulty([5], end=200), 20, 700, seed=9)
+    assert ledger.rows[5].verdict == "mended" or ledger.rows[5].evidence >= ledger.threshold
+    named = simulated(with_faulty([5], end=200), 20, 230, seed=9)
+    assert named.rows[5].verdict == "suspect"
+    assert named.rows[5].evidence >= named.threshold
+
+
+@pytest.mark.parametrize("more", [0, 2])
+def test_two_kinds_of_fault_do_not_hide_each_other(more: int) -> None:
+    """4 and 4 of 20, or 6 and 6, which is the majority."""
+    shifts = np.zeros(20)
+    shifts[: 4 + more], shifts[4 + more : 8 + 2 * more] = -1.5, -4.0
+    faulty = list(range(8 + 2 * more))
+    ledger = simulated(lambda rng, step: rng.normal(size=20) + shifts, 20, 300, seed=10, keep=20 - len(faulty))
+    assert ledger.suspects == faulty
+
+
+@pytest.mark.parametrize("workers", [4, 8])
+def test_few_good_workers_with_data_of_their_own_are_rarely_suspect(workers: int) -> None:
+    """Nothing promises 1 % here: what is tested is that 2 of 20 at most are."""
+    alarms = 0
+    for seed in range(20):
+        scores = unlike(0.3, workers=workers, seed=seed)
+        ledger = simulated(scores, workers, 300, seed, keep=workers // 2)
+        alarms += any(row.verdict for row in ledger.rows)
+    assert alarms <= 2
+
+
+RUN = zeno.Run(rule=zeno.Zeno(trim=6, batch_size=16), workers=10, batch_size=16, faulty=4, steps=150, eval_every=150)
+
+
+@pytest.mark.parametrize("fault", [zeno.LabelFlip(), zeno.SignFlip(), zeno.Crash(), zeno.NonFinite()])
+def test_the_faulty_of_a_real_run_are_suspect(fault: zeno.Fault) -> None:
+    records = zeno.train(replace(RUN, fault=fault, batch_size=32))
+    assert ledger_of(records, 10).suspects == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("split", [zeno.IID(), zeno.Disjoint()])
+def test_nobody_is_suspect_in_a_real_run_without_faults(split: Any) -> None:
+    assert ledger_of(zeno.train(replace(RUN, faulty=0, split=split)), 10).suspects == []
+
+
+def test_quarantine_stops_asking_suspects_and_resumes_to_the_same_records(tmp_path: Any) -> None:
+    run = replace(RUN, quarantine=True, fault=zeno.SignFlip(), steps=260, eval_every=130)
+    whole = zeno.train(run, tmp_path / "whole")
+    first = next(r.step for r in whole if r.quarantined)
+    assert {worker for r in whole for worker in r.quarantined} == {0, 1, 2, 3}
+    assert all(len(r.quarantined) <= 6 for r in whole), "no more than the rule was told to bear"
+    assert all(worker not in r.errors for r in whole for worker in r.quarantined)
+    assert any(not r.quarantined for r in whole[first + REST :]), "they are tried again"
+    assert sum(sum(r.kept or ()) for r in whole[first:]) == 4 * len(whole[first:]), "the rule keeps as many as before"
+    zeno.train(replace(run, steps=130), tmp_path / "part")
+    assert zeno.train(run, tmp_path / "part", resume=True) == whole
+
+
+def test_quarantine_ends_where_the_rule_would_have_too_few() -> None:
+    """Six may be missing. Four rest; three more die: the four are asked again rather than the step skipped."""
+    fault = together(zeno.SignFlip(on=4), zeno.Crash(on=3, start=120))
+    records = zeno.train(replace(RUN, quarantine=True, fault=fault, faulty=7, steps=135, batch_size=32))
+    before, after = records[119], records[120:]
+    assert before.quarantined == [0, 1, 2, 3]
+    assert all((len(r.errors), r.quarantined, r.skipped) == (3, [], None) for r in after)
+    assert ledger_of(records, 10).suspects[:4] == [0, 1, 2, 3], "nobody is mended by the failures of others"
+
+
+def test_without_quarantine_everybody_is_asked() -> None:
+    assert all(r.quarantined == [] for r in zeno.train(replace(RUN, steps=100)))

@@ -1,0 +1,514 @@
+"""The report page and the live view in a browser."""
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Dialog, Page, Playwright, expect, sync_playwright
+
+from report.test_page import FAULTY_ONES, HOSTILE, append, big_page, made, on_and_on, run_of, write
+from zeno.records.folder import Record
+from zeno.report.page import build
+from zeno.report.page.live import opened
+
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+GOOD_ONES = [worker for worker in range(12) if worker not in (*FAULTY_ONES, 1, 3, 9)]
+
+# Mean lightness (0 to 255) of each row of the map, over the middle of its height.
+LIGHTNESS = """() => {
+  const canvas = document.querySelector("#map canvas"), over = document.querySelector("#map .u-over");
+  const a = canvas.getBoundingClientRect(), b = over.getBoundingClientRect(), ratio = canvas.width / a.width;
+  const count = Number(document.querySelector("#map").dataset.rows);
+  const tall = b.height / count, sheet = new OffscreenCanvas(canvas.width, canvas.height);
+  const context = sheet.getContext("2d", { willReadFrequently: true });
+  context.drawImage(canvas, 0, 0);
+  return Array.from({ length: count }, (_, r) => {
+    const y = (b.top - a.top + (r + 0.25) * tall) * ratio;
+    const box = [(b.left - a.left) * ratio, y, b.width * ratio, Math.max(1, (tall / 2) * ratio)].map(Math.round);
+    const { data } = context.getImageData(...box);
+    let sum = 0;
+    for (let i = 0; i < data.length; i += 4) sum += 0.2126 * data[i] + 0.7152 * data[i + 1] + 0.0722 * data[i + 2];
+    return sum / (data.length / 4);
+  });
+}"""
+
+# The text with the least contrast to what is behind it.
+CONTRAST = """() => {
+  const sheet = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const parts = (colour) => {
+    sheet.clearRect(0, 0, 1, 1);
+    sheet.fillStyle = colour;
+    sheet.fillRect(0, 0, 1, 1);
+    return [...sheet.getImageData(0, 0, 1, 1).data];
+  };
+  const light = (rgb) => {
+    const [r, g, b] = rgb.map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      const found = parts(getComputedStyle(e).backgroundColor);
+      if (found[3] === 255) return found;
+    }
+    return [255, 255, 255, 255];
+  };
+  let worst = [99, ""], count = 0;
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].filter((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own.length || !element.checkVisibility() || element.closest("svg, script, noscript")) continue;
+    const a = light(parts(getComputedStyle(element).color).slice(0, 3)), b = light(behind(element).slice(0, 3));
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    count++;
+    if (ratio < worst[0]) worst = [ratio, own[0].textContent.slice(0, 60)];
+  }
+  return [...worst, count];
+}"""
+
+FITS = "() => document.scrollingElement.scrollWidth <= document.scrollingElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def playwright() -> Iterator[Playwright]:
+    with sync_playwright() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser(playwright: Playwright) -> Iterator[Browser]:
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("no Chromium found: apt-get install chromium to run the browser tests")
+    found = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+    yield found
+    found.close()
+
+
+class Window:
+    """A page that is open, and all that went wrong in it."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.wrong: list[str] = []
+        self.asked: list[str] = []
+        self._heard: dict[Any, Callable[[Any], None]] = {
+            "console": lambda message: self.wrong.append(message.text) if message.type != "log" else None,
+            "pageerror": lambda error: self.wrong.append(str(error)),
+            "dialog": self._dialog,
+            "request": lambda request: self.asked.append(request.url),
+        }
+        for event, handler in self._heard.items():
+            page.on(event, handler)
+
+    def _dialog(self, dialog: Dialog) -> None:
+        self.wrong.append("a dialog")
+        dialog.dismiss()
+
+    def leave(self) -> None:
+        self.page.evaluate("localStorage.clear()")
+        self.page.goto("about:blank")
+        for event, handler in self._heard.items():
+            self.page.remove_listener(event, handler)
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).inner_text()
+
+    def tile(self, name: str) -> str:
+        return self.page.locator(f'[data-tile="{name}"] dd').inner_text()
+
+    def wait_for_steps(self, told: str) -> None:
+        expect(self.page.locator('[data-tile="steps"] dd')).to_have_text(told, timeout=10_000)
+
+    def cell(self, row: int, step: float, rows: int = 12, steps: int = 80) -> tuple[float, float]:
+        """Where a cell of the map is, when all steps are shown."""
+        self.page.locator("#map").scroll_into_view_if_needed()
+        box = self.page.locator("#map .u-over").bounding_box()
+        assert box is not None
+        return box["x"] + (step + 0.5) / steps * box["width"], box["y"] + (row + 0.5) / rows * box["height"]
+
+    def lightness(self) -> list[float]:
+        return list(map(float, self.page.evaluate(LIGHTNESS)))
+
+    def axis(self, chart: str) -> str:
+        """What a chart shows, as a picture of its pixels."""
+        return str(self.page.evaluate(f"() => document.querySelector('#{chart} canvas').toDataURL()"))
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser) -> Page:
+    """One for all tests: to open another takes longer than most of them."""
+    tab = browser.new_page()
+    tab.set_default_timeout(10_000)
+    return tab
+
+
+@pytest.fixture
+def window(tab: Page, tmp_path: Path) -> Open:
+    """Opens a page, and asks at the end that nothing went wrong in it."""
+
+    @contextmanager
+    def shown(html_or_url: str, scheme: Literal["light", "dark"] = "light", width: int = 1180) -> Iterator[Window]:
+        url = html_or_url
+        if not url.startswith("http"):
+            (tmp_path / "report.html").write_text(html_or_url, encoding="utf-8")
+            url = (tmp_path / "report.html").as_uri()
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.emulate_media(color_scheme=scheme, media="screen")
+        found = Window(tab)
+        try:
+            tab.goto(url)
+            tab.evaluate("window.zenoReady")
+            yield found
+            assert found.wrong == []
+        finally:
+            found.leave()
+
+    return shown
+
+
+@pytest.fixture(scope="module")
+def report() -> str:
+    return build([run_of(made(), split="iid")])
+
+
+def test_the_page_opens_from_disk_and_asks_nobody_for_anything(window: Open, report: str) -> None:
+    with window(report) as shown:
+        assert shown.tile("steps") == "80"
+        assert shown.tile("test accuracy") == "79.0 %"
+        assert shown.tile("suspects") == "3 of 12"
+        assert shown.text("#verdict").endswith("3 of 12 workers are suspect: 2, 5 and 7.")
+        assert "iid" in shown.text("#settings")
+        assert "nobody answered (1 step: 30)" in shown.text("#skipped")
+        assert all(url.startswith(("file:", "data:", "blob:")) for url in shown.asked)
+        assert len(shown.asked) >= 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_map_shows_the_faulty_workers_darker(window: Open, report: str, scheme: str) -> None:
+    with window(report, scheme=scheme) as shown:
+        ground = shown.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (ground == "rgb(251, 250, 247)") == (scheme == "light")
+        rows = shown.lightness()
+        assert max(rows[w] for w in FAULTY_ONES) + 60 < min(rows[w] for w in GOOD_ONES)
+
+
+def test_hover_says_worker_step_score_and_place(window: Open, report: str) -> None:
+    records = made()
+    with window(report) as shown:
+        for worker, step in ((0, 10), (5, 77), (11, 33), (7, 5)):
+            shown.page.mouse.move(*shown.cell(worker, step))
+            scores = records[step].scores
+            assert scores is not None
+            value = scores[worker]
+            assert value is not None
+            text = shown.text("#readout")
+            place = 1 + sum(other is not None and other > value for other in scores)
+            state = "dropped" if worker in FAULTY_ONES else "kept"
+            known = "Known to be faulty here." if worker in FAULTY_ONES else "Not faulty here."
+            assert _score(text) == pytest.approx(value, rel=6e-4)
+            text = text.replace(f"{_score(text):g}", "?")
+            assert text == f"Worker {worker}, step {step}: {state}, score ?, place {place} of 12. {known}"
+        shown.page.mouse.move(*shown.cell(9, 42))
+        assert "Worker 9, step 42: no usable reply (raised: ValueError: no)." in shown.text("#readout")
+        shown.page.mouse.move(*shown.cell(1, 55))
+        assert "step 55: not asked (quarantined)" in shown.text("#readout")
+        shown.page.mouse.move(*shown.cell(3, 60))
+        assert "step 60: came, and the rule did not look at it" in shown.text("#readout")
+        shown.page.mouse.move(*shown.cell(0, 30))
+        assert "step 30: no update at this step (nobody answered), score" in shown.text("#readout")
+        shown.page.mouse.move(*shown.cell(0, 2))
+        assert "step 2: nobody was kept at this step, score" in shown.text("#readout")
+        assert shown.text("#accuracy-value") == "9.0 % after step 9"  # the cursor of the others follows
+
+
+def _score(text: str) -> float:
+    return float(re.findall(r"score (-?[\d.]+\d)", text)[0])
+
+
+def test_sort_filter_and_pick(window: Open, report: str) -> None:
+    with window(report) as shown:
+        shown.page.select_option("#sort", "evidence")
+        rows = shown.lightness()
+        assert max(rows[:3]) + 60 < rows[11]  # the suspects come first
+        shown.page.mouse.move(*shown.cell(0, 70))
+        assert shown.text("#readout").startswith(tuple(f"Worker {w}, step 70" for w in FAULTY_ONES))
+        shown.page.select_option("#show", "suspects")
+        assert len(shown.lightness()) == 3
+        shown.page.select_option("#show", "all")
+        shown.page.select_option("#sort", "number")
+        shown.page.mouse.click(*shown.cell(9, 20))
+        assert shown.text("#worker-title") == "Worker 9"
+        assert "raised: ValueError: no (5 steps: 40 to 44)" in shown.text("#worker-errors")
+        assert shown.page.locator("#ledger tr.picked th").inner_text() == "9"
+        assert shown.page.locator("#worker-chart canvas").count() == 1
+        shown.page.select_option("#show", "picked")
+        assert len(shown.lightness()) == 1
+        shown.page.click("#unpick")
+        assert not shown.page.is_visible("#worker-part")
+        assert len(shown.lightness()) == 12
+        shown.page.click('#ledger tbody button[data-key="5"]')
+        assert shown.text("#worker-title") == "Worker 5"
+        shown.page.fill("#pick", "4")
+        shown.page.press("#pick", "Enter")
+        assert shown.text("#worker-title") == "Worker 4"
+
+
+def test_the_ledger_is_a_table_that_its_headings_sort(window: Open, report: str) -> None:
+    with window(report) as shown:
+        first = shown.page.locator("#ledger tbody tr >> nth=0")
+        assert shown.page.locator("#ledger tbody tr").count() == 12
+        assert first.locator("th").inner_text() == "0"
+        shown.page.click("#ledger thead button:has-text('Evidence')")
+        assert first.locator("th").inner_text() in map(str, FAULTY_ONES)
+        assert "suspect" in first.inner_text()
+        head = shown.page.locator("#ledger thead th:has-text('Evidence')")
+        assert head.get_attribute("aria-sort") == "descending"
+        shown.page.press("#ledger thead button:has-text('Evidence')", "Enter")
+        assert head.get_attribute("aria-sort") == "ascending"
+        assert first.locator("th").inner_text() not in map(str, FAULTY_ONES)
+        assert "raised 5" in shown.page.locator("#ledger tbody tr", has_text="raised").inner_text()
+
+
+def test_the_map_is_moved_over_by_keys(window: Open, report: str) -> None:
+    with window(report) as shown:
+        shown.page.focus("#map")
+        for key in ("ArrowRight", "Shift+ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft"):
+            shown.page.keyboard.press(key)
+        assert shown.text("#readout").startswith("Worker 2, step 10: dropped, score")
+        assert shown.page.locator("#spoken").text_content() == shown.text("#readout")
+        whole = shown.axis("loss")
+        shown.page.keyboard.press("+")
+        shown.page.keyboard.press("+")
+        assert shown.axis("loss") != whole
+        assert shown.text("#readout").startswith("Worker 2, step 10: ")
+        shown.page.keyboard.press("End")
+        assert shown.text("#readout").startswith("Worker 2, step 79: ")
+        shown.page.keyboard.press("Enter")
+        assert shown.text("#worker-title") == "Worker 2"
+        shown.page.keyboard.press("Escape")
+        assert shown.axis("loss") == whole or shown.text("#readout").startswith("Worker 2, step 79: ")
+
+
+def test_zoom_and_its_end_are_of_all_charts(window: Open, report: str) -> None:
+    charts = ("map", "accuracy", "loss", "time", "alive")
+    with window(report) as shown:
+        before = {chart: shown.axis(chart) for chart in charts}
+        x, y = shown.cell(3, 20)
+        shown.page.mouse.move(x, y)
+        shown.page.mouse.down()
+        shown.page.mouse.move(shown.cell(3, 39)[0], y, steps=3)
+        shown.page.mouse.up()
+        assert not shown.page.is_visible("#worker-part")  # a drag is not a click
+        assert all(shown.axis(chart) != before[chart] for chart in charts)
+        shown.page.mouse.move(*shown.cell(2, 40))  # the middle, where step 30 is now
+        assert "step 29" in shown.text("#readout") or "step 30" in shown.text("#readout")
+        shown.page.mouse.dblclick(*shown.cell(3, 40))
+        shown.page.evaluate("pick(null)")
+        assert {chart: shown.axis(chart) for chart in charts} == before
+        shown.page.click("#in")
+        assert shown.axis("time") != before["time"]
+        shown.page.click("#whole")
+        assert shown.axis("time") == before["time"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_width_and_theme_overflows_or_is_hard_to_read(window: Open, report: str, scheme: str) -> None:
+    with window(report, scheme=scheme, width=400) as shown:
+        for width in (400, 820, 1180, 400):
+            shown.page.set_viewport_size({"width": width, "height": 800})
+            assert shown.page.evaluate(FITS)
+        shown.page.evaluate("pick(9)")
+        assert shown.page.evaluate(FITS)
+        ratio, text, count = shown.page.evaluate(CONTRAST)
+        assert count > 100
+        assert ratio >= 4.5, text
+
+
+def test_the_theme_button_changes_the_theme(window: Open, report: str) -> None:
+    with window(report) as shown:
+        light = shown.axis("accuracy")
+        shown.page.click("#theme")
+        shown.page.click("#theme")
+        assert shown.text("#theme") == "Theme: dark"
+        assert shown.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 21, 27)"
+        assert shown.axis("accuracy") != light
+
+
+def test_on_paper_all_tables_are_there_and_all_is_light(window: Open, report: str) -> None:
+    with window(report, scheme="dark", width=700) as shown:
+        shown.page.emulate_media(media="print")
+        assert shown.page.is_visible("#ledger tbody tr >> nth=11")
+        assert shown.page.is_visible("#settings")
+        assert not shown.page.is_visible(".controls")
+        assert shown.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        scroll = "e => e.scrollHeight <= e.clientHeight + 1 && e.scrollWidth <= e.clientWidth + 1"
+        assert shown.page.locator(".tall").evaluate(scroll)
+        assert shown.page.evaluate(FITS)
+
+
+def test_charts_fit_the_paper(window: Open, report: str) -> None:
+    with window(report, scheme="dark") as shown:
+        wide = "() => Math.max(...[...document.querySelectorAll('.uplot')].map((e) => e.offsetWidth))"
+        assert shown.page.evaluate(wide) > 1000
+        shown.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert shown.page.evaluate(wide) <= 690
+        shown.page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert shown.page.evaluate(wide) > 1000
+
+
+def test_hostile_text_injects_nothing_and_is_shown_as_it_is(window: Open) -> None:
+    records = made()
+    values = {**vars(records[3]), "errors": {1: HOSTILE}, "skipped": HOSTILE, "kept": None, "seconds": {HOSTILE: 1.0}}
+    records[3] = Record(**values)
+    html = build([run_of(records, HOSTILE, **{HOSTILE: HOSTILE, "rule": HOSTILE}), run_of(made(), "other" + HOSTILE)])
+    with window(html) as shown:
+        shown.page.select_option("#run", HOSTILE)
+        shown.page.mouse.move(*shown.cell(1, 3))
+        shown.page.evaluate("pick(1)")
+        told = "</script><img src=x onerror=alert(1)>"
+        for place in ("#run-title", "#settings", "#compare-table", "#compare-legend", "#skipped", "#phases"):
+            assert told in shown.page.locator(place).text_content()
+        assert told in shown.text("#readout")
+        assert told in shown.text("#worker-errors")
+        assert shown.page.title() == "Comparison · Zeno"
+        assert shown.page.locator("img").count() == 0
+        assert shown.page.locator("script").count() == 2
+        assert shown.page.evaluate(FITS)
+
+
+def test_a_script_that_came_in_would_not_run(window: Open, report: str) -> None:
+    bad = report.replace('<p id="loading">', '<script>document.title = "taken"</script><p id="loading">')
+    with window(bad) as shown:
+        assert shown.page.title() == "run · Zeno"
+        assert any("Content Security Policy" in text for text in shown.wrong)
+        shown.wrong.clear()
+
+
+def test_a_rule_without_scores_is_shown_by_who_was_kept(window: Open) -> None:
+    records = [Record(**{**vars(record), "scores": None}) for record in made()]
+    for record in records:
+        assert record.scores is None
+    with window(build([_twelve(records)])) as shown:
+        assert "gives no scores" in shown.text("#map-words")
+        rows = shown.lightness()
+        assert max(rows[w] for w in FAULTY_ONES) + 60 < min(rows[w] for w in GOOD_ONES)
+        shown.page.mouse.move(*shown.cell(2, 10))
+        assert shown.text("#readout") == "Worker 2, step 10: dropped. Known to be faulty here."
+        shown.page.evaluate("pick(2)")
+        assert not shown.page.is_visible("#worker-chart")
+
+
+def _twelve(records: list[Record]) -> Any:
+    run = run_of(made(steps=1))
+    run.records, run.planned = records, len(records)
+    return run
+
+
+def test_several_runs_are_compared(window: Open) -> None:
+    runs = [run_of(made(seed=seed), name, rule=name) for seed, name in enumerate(("mean", "median", "zeno"))]
+    with window(build(runs)) as shown:
+        assert shown.page.locator("#compare-table tbody tr").count() == 3
+        assert shown.page.locator("#compare-legend svg").count() == 3
+        dashes = shown.page.locator("#compare-legend line").evaluate_all("ls => ls.map((l) => l.outerHTML)")
+        assert len(set(dashes)) == 3
+        shown.page.select_option("#run", "zeno")
+        assert shown.text("#run-title") == "zeno"
+        shown.page.click("#compare-table tbody button:has-text('median')")
+        assert shown.text("#run-title") == "median"
+        assert shown.page.locator("#run").input_value() == "median"
+        value = (made(seed=1)[8].scores or [])[4]
+        assert value is not None
+        shown.page.mouse.move(*shown.cell(4, 8))
+        assert _score(shown.text("#readout")) == pytest.approx(value, rel=6e-4)
+
+
+def test_long_runs_are_told_in_bins(window: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zeno.report.page.html.CELLS", 250)
+    with window(build([run_of(made())])) as shown:
+        assert "a column stands for 4 steps" in shown.text("#map-words")
+        rows = shown.lightness()
+        assert max(rows[w] for w in FAULTY_ONES) + 60 < min(rows[w] for w in GOOD_ONES)
+        shown.page.mouse.move(*shown.cell(2, 41))
+        scores = [(record.scores or [])[2] for record in made()[40:44]]
+        mean = np.mean([score for score in scores if score is not None])
+        assert shown.text("#readout").startswith("Worker 2, steps 40 to 43: dropped at 100 %, mean score ")
+        assert _score(shown.text("#readout")) == pytest.approx(mean, rel=6e-4)
+
+
+def test_the_live_view_moves_and_says_when_the_run_has_ended(window: Open, tmp_path: Path) -> None:
+    records = made()
+    folder = write(tmp_path / "runs" / "run", records[:20])
+    with opened([tmp_path / "runs"], is_over=on_and_on, every=0.1) as (address, _), window(address) as shown:
+        shown.page.wait_for_selector("#status:has-text('live')")
+        assert shown.tile("steps") == "20 of 80"
+        before = shown.axis("map")
+        append(folder, records[20:50])
+        shown.wait_for_steps("50 of 80")
+        assert shown.axis("map") != before
+        rows = shown.lightness()
+        assert max(rows[w] for w in FAULTY_ONES) < 100 < 180 < min(rows[w] for w in GOOD_ONES)
+        shown.page.mouse.move(*shown.cell(5, 45, steps=50))
+        assert shown.text("#readout").startswith("Worker 5, step 45: dropped")
+        shown.page.evaluate("page.group.zoom(10, 20)")
+        zoomed = shown.axis("map")
+        append(folder, records[50:60])
+        shown.wait_for_steps("60 of 80")
+        assert shown.axis("map") == zoomed  # what was zoomed to stays
+        write(tmp_path / "runs" / "second", made(seed=3))
+        shown.page.wait_for_selector("#compare-table tbody tr >> nth=1")
+        write(folder, [])  # begun anew
+        shown.wait_for_steps("0 of 80")
+        write(folder, records[:5])
+        shown.wait_for_steps("5 of 80")
+        append(folder, records[5:])
+        shown.page.wait_for_selector("#status:has-text('all runs have ended')")
+        assert shown.tile("steps") == "80"
+        assert all(url.startswith((address, "data:")) for url in shown.asked)
+
+
+def test_the_live_view_says_when_the_server_is_gone(window: Open, tmp_path: Path) -> None:
+    with window_of_a_server_that_goes(window, tmp_path) as shown:
+        shown.page.wait_for_selector("#status:has-text('the server is gone')")
+        assert shown.tile("steps") == "20 of 80"
+        shown.wrong.clear()  # the browser itself tells of each request that failed
+
+
+@contextmanager
+def window_of_a_server_that_goes(window: Open, tmp_path: Path) -> Iterator[Window]:
+    with opened([write(tmp_path / "run", made()[:20])], is_over=on_and_on, every=0.1) as (address, _):
+        manager = window(address)
+        shown = manager.__enter__()
+        shown.page.wait_for_selector("#status:has-text('live')")
+    yield shown
+    manager.__exit__(None, None, None)
+
+
+def test_200_workers_by_10_000_steps_open(window: Open, record_property: Callable[[str, object], None]) -> None:
+    html = big_page()
+    start = time.perf_counter()
+    with window(html) as shown:
+        record_property("seconds_until_drawn", time.perf_counter() - start)
+        print(f"200 workers x 10,000 steps: drawn after {time.perf_counter() - start:.2f} s")
+        assert shown.tile("steps") == "10,000"
+        rows = shown.lightness()
+        assert len(rows) == 200
+        assert max(rows[::10]) + 60 < min(row for worker, row in enumerate(rows) if worker % 10)
+        shown.page.mouse.move(*shown.cell(10, 7000, rows=200, steps=10_000))
+        assert "Worker 10, step " in shown.text("#readout")

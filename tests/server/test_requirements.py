@@ -1,0 +1,284 @@
+"""What the server of a user's own loop refuses, and warns of, by what it says."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import zeno
+from support.own_loops import INPUTS, TARGETS, layer, loader, make, net, sent_by
+
+
+def wrong() -> dict[str, tuple[Callable[[], object], str]]:
+    model = net()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    rule = zeno.Zeno(trim=1)
+
+    def server(
+        model: Any = model,
+        loss: Any = F.cross_entropy,
+        optimizer: Any = sgd,
+        data: Any = ((INPUTS, TARGETS),),
+        rule: Any = rule,
+    ) -> zeno.Server:
+        return zeno.Server(model, loss, optimizer, data, rule)
+
+    def after(change: Callable[[nn.Sequential, torch.optim.Optimizer], object]) -> Callable[[], object]:
+        def use() -> object:
+            model = net()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            made = server(model=model, optimizer=optimizer)
+            change(model, optimizer)
+            return made.step([torch.zeros(74)] * 3)
+
+        return use
+
+    half = net()
+    layer(half, 0).double()
+    shared = net()
+    layer(shared, 2).weight.data = layer(shared, 0).weight.data.flatten()[8:24].view(2, 8)
+    embedded = nn.Embedding(5, 3, sparse=True)
+    embedded(torch.tensor([1])).sum().backward()
+    synced = nn.Sequential(nn.Linear(6, 2), nn.SyncBatchNorm(2))
+    no_lr = torch.optim.Adafactor(model.parameters(), lr=0.1)
+    no_lr.param_groups[0]["lr"] = None
+    normed = nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2))
+    two = nn.LSTM(6, 2)
+    groups = [{"params": [p], "maximize": True} for p in model.parameters()]
+    return {
+        "no model": (lambda: server(model="net"), "A Server needs model as a torch.nn.Module. Found str."),
+        "in DataParallel": (
+            lambda: server(model=nn.DataParallel(model)),
+            "A Server needs the model itself. Found it in DataParallel, which would average what all send before "
+            "anybody looked at it. Pass model.module.",
+        ),
+        "no loss": (lambda: server(loss=0.3), "A Server needs loss as a function of outputs and targets. Found float."),
+        "no optimizer": (
+            lambda: server(optimizer=torch.optim.SGD),
+            "A Server needs optimizer as a torch.optim.Optimizer. Found type.",
+        ),
+        "no rule": (
+            lambda: server(rule="zeno"),
+            "A Server needs rule as a rule, such as zeno.Zeno(trim=4). Found 'zeno'.",
+        ),
+        "the class of a rule": (
+            lambda: server(rule=zeno.Median),
+            "A Server needs rule as a rule, such as zeno.Zeno(trim=4). Found <class 'zeno.rules.median.Median'>.",
+        ),
+        "a loss for each sample": (
+            lambda: server(loss=torch.nn.CrossEntropyLoss(reduction="none")).step([torch.zeros(74)] * 3),
+            "A Problem needs loss as one number, the mean over the samples. Found shape [4]. Pass reduction='mean', or "
+            "take the mean of it.",
+        ),
+        "LBFGS": (
+            lambda: server(optimizer=torch.optim.LBFGS(model.parameters())),
+            "A Server needs an optimizer that a gradient is enough for. Found LBFGS, which evaluates the loss by "
+            "itself, several times a step.",
+        ),
+        "uphill": (
+            lambda: server(optimizer=torch.optim.SGD(groups, lr=0.1)),
+            "A Server lowers the loss. Found SGD with maximize=True. Negate the loss instead.",
+        ),
+        "half of the model": (
+            lambda: server(optimizer=torch.optim.SGD(layer(model, 0).parameters(), lr=0.1)),
+            "A Server needs every trained parameter in the optimizer. Found 2 that are not, such as '2.weight'. "
+            "Add them, or freeze them with requires_grad_(False).",
+        ),
+        "another model": (
+            lambda: server(optimizer=torch.optim.SGD([*model.parameters(), *net().parameters()], lr=0.1)),
+            "A Server needs an optimizer of this model alone. Found 4 parameters in SGD that are not the model's. "
+            "Make the optimizer after replacing layers, or moving them.",
+        ),
+        "two precisions": (
+            lambda: server(model=half, optimizer=torch.optim.SGD(half.parameters(), lr=0.1)),
+            "A Problem needs a model with trainable parameters of one dtype on one device. Found "
+            "torch.float32 on cpu, torch.float64 on cpu.",
+        ),
+        "memory in common": (
+            lambda: server(model=shared, optimizer=torch.optim.SGD(shared.parameters(), lr=0.1)),
+            "A Server needs parameters with memory of their own. Found two that share it. Tie weights by using one "
+            "Parameter in both places, as in `decoder.weight = encoder.weight`.",
+        ),
+        "BatchNorm without data": (
+            lambda: server(model=normed, optimizer=torch.optim.SGD(normed.parameters(), lr=0.1), data=None),
+            "A Server needs data for a model with BatchNorm: running statistics come from samples of its own, never "
+            "from a worker. Found data=None with BatchNorm1d.",
+        ),
+        "frozen since": (
+            after(lambda model, _: layer(model, 0).requires_grad_(False)),
+            "A Server needs the parameters that it was made with. Found that others are trained now. Make a new Server "
+            "after freezing or replacing some.",
+        ),
+        "moved since": (
+            after(lambda model, _: model.double()),
+            "A Server needs the model where it was: torch.float32 on cpu. Found torch.float64 on cpu. Make the Server "
+            "after moving the model.",
+        ),
+        "one matrix for all": (
+            lambda: server().step(torch.zeros(3, 2)),
+            "A Server needs gradients as one tensor [workers, 74] of floating point. Found torch.float32 of shape "
+            "[3, 2]. zeno.flatten(model) makes a row of it.",
+        ),
+        "one vector": (
+            lambda: (one := server(), one.step([torch.zeros(74)] * 3), one.step(torch.zeros(74))),
+            "A Server needs gradients as one tensor [workers, 74] of floating point. Found torch.float32 of shape "
+            "[74]. zeno.flatten(model) makes a row of it.",
+        ),
+        "one number": (
+            lambda: server().step(torch.tensor(1.0)),
+            "A Server needs gradients as one tensor [workers, 74] of floating point. Found torch.float32 of shape "
+            "[]. zeno.flatten(model) makes a row of it.",
+        ),
+        "whole numbers in one tensor": (
+            lambda: server().step(torch.zeros(3, 74, dtype=torch.int64)),
+            "A Server needs gradients as one tensor [workers, 74] of floating point. Found torch.int64 of shape "
+            "[3, 74]. zeno.flatten(model) makes a row of it.",
+        ),
+        "workers by number": (
+            lambda: server().step({0: torch.zeros(74)}),  # type: ignore[dict-item]
+            "A Server needs gradients as a list with an entry for each worker, in their order, or as one tensor. "
+            "Found dict.",
+        ),
+        "an array": (
+            lambda: server().step(torch.zeros(3, 74).numpy()),
+            "A Server needs gradients as a list with an entry for each worker, in their order, or as one tensor. "
+            "Found ndarray.",
+        ),
+        "SyncBatchNorm": (
+            lambda: server(model=synced, optimizer=torch.optim.SGD(synced.parameters(), lr=0.1)),
+            "A Server tries candidates on its own, and SyncBatchNorm would wait for other ranks. Use BatchNorm "
+            "instead.",
+        ),
+        "no learning rate": (
+            lambda: server(optimizer=no_lr),
+            "A Server tries steps of the optimizer's lr. Found Adafactor with lr=None. Give it one.",
+        ),
+        "differentiable": (
+            lambda: server(optimizer=torch.optim.SGD(model.parameters(), lr=0.1, differentiable=True)),
+            "A Server steps without a graph. Found SGD with differentiable=True. Leave it out.",
+        ),
+        "sparse gradients": (
+            lambda: zeno.flatten(embedded),
+            "zeno.flatten needs dense gradients. Found a sparse one in 'weight'. Pass sparse=False.",
+        ),
+        "samples of several lengths": (
+            lambda: server(data=[(INPUTS[:2], TARGETS[:2]), (INPUTS[:2, :5], TARGETS[:2])]).step([torch.zeros(74)] * 3),
+            "A Server needs samples of one shape. Found inputs of [6], [5] in batches. Pad all to one length.",
+        ),
+        "no batches at all": (
+            lambda: server(data=[(INPUTS[0], TARGETS[0])]).step([torch.zeros(74)] * 3),
+            "A Server needs data in batches of two tensors: (inputs, targets). Found ([6], []). Map them to two "
+            "tensors first, with a row for each sample.",
+        ),
+        "nobody": (lambda: server().step([]), "A Server needs at least one worker. Found no gradients."),
+        "an iterator at first": (
+            lambda: server().step(iter([torch.zeros(74)])),
+            "A Server needs to know how many workers there are before the first of an iterator. Found list_iterator "
+            "without a length. Pass a list, or an object with __len__.",
+        ),
+        "another number of workers": (
+            lambda: (one := server(), one.step([torch.zeros(74)] * 3), one.step([torch.zeros(74)] * 2)),
+            "A Server needs an entry for each of its 3 workers at every step. Found 2. Entry i is worker i: pass None "
+            "for one that sent nothing.",
+        ),
+        "more than so many": (
+            lambda: (one := server(), one.step([torch.zeros(74)] * 3), one.step(iter([torch.zeros(74)] * 4))),
+            "A Server needs an entry for each of its 3 workers. Found more.",
+        ),
+        "no batches": (
+            lambda: server(data=[]).step([torch.zeros(74)] * 3),
+            "A Server needs data that can be begun again when it ends, with at least one batch. Found list that gives "
+            "none. Pass a DataLoader or a list of batches.",
+        ),
+        "batches of one tensor": (
+            lambda: server(data=[INPUTS]).step([torch.zeros(74)] * 3),
+            "A Server needs data in batches of two tensors: (inputs, targets). Found ([400, 6]). Map them to two "
+            "tensors first, with a row for each sample.",
+        ),
+        "batches by name": (
+            lambda: server(data=[{"x": INPUTS, "y": TARGETS}]).step([torch.zeros(74)] * 3),
+            "A Server needs data in batches of two tensors: (inputs, targets). Found (a dict). Map them to two "
+            "tensors first, with a row for each sample.",
+        ),
+        "fewer targets": (
+            lambda: server(data=[(INPUTS, TARGETS[:3])]).step([torch.zeros(74)] * 3),
+            "A Server needs data with one target for each input, at least one. Found 400 inputs and 3 targets in a "
+            "batch.",
+        ),
+        "a model of two outputs": (
+            lambda: server(model=two, optimizer=torch.optim.SGD(two.parameters(), lr=0.1)).step([torch.zeros(80)] * 3),
+            "A Problem needs a model that returns one tensor with a row for each sample. Found tuple. Wrap the model "
+            "in one that returns what the loss needs.",
+        ),
+        "too few workers": (
+            lambda: server().step([torch.zeros(74)]),
+            "Zeno needs more than trim candidates. Found 1 with trim=1. Lower trim or add workers.",
+        ),
+        "a ledger before any step": (
+            lambda: server().ledger,
+            "A Server has a ledger from its first step on. Found none yet.",
+        ),
+        "the state of another rule": (
+            lambda: server().load_state_dict(server(rule=zeno.Mean()).state_dict()),
+            "The state is that of Mean(). Found Zeno(trim=1, rho=0.0005, batch_size=4, score='exact', memory=0.0, "
+            "warm_up=0). Make the Server with the same rule.",
+        ),
+        "flatten before backward": (
+            lambda: zeno.flatten(net()),
+            "zeno.flatten needs a model with gradients. Found none in Sequential. Call loss.backward() before it; for "
+            "the parameters themselves pass model.parameters() to zeno.flatten.",
+        ),
+        "flatten nothing": (lambda: zeno.flatten([]), "zeno.flatten needs tensors, at least one. Found none."),
+        "flatten what is not there": (
+            lambda: zeno.flatten([torch.ones(1), None]),  # type: ignore[list-item]
+            "zeno.flatten needs tensors, at least one. Found NoneType, Tensor.",
+        ),
+        "unflatten too little": (
+            lambda: zeno.unflatten(torch.zeros(3), net()),
+            "zeno.unflatten needs one vector of 74 numbers for this Sequential. Found shape [3].",
+        ),
+    }
+
+
+@pytest.mark.parametrize("case", wrong())
+def test_wrong_use_is_refused_in_words(case: str) -> None:
+    use, words = wrong()[case]
+    with pytest.raises(ValueError) as raised:
+        use()
+    assert str(raised.value) == words
+
+
+def test_a_rho_that_lets_zeros_win_is_warned_of_where_the_server_is_used() -> None:
+    with pytest.warns(
+        UserWarning, match=r"rho=0.0005 is not below the smallest learning rate, 0.0001: zeros may"
+    ) as warned:
+        zeno.Server(*parts_of(1e-4), zeno.Zeno(trim=1))
+    assert warned[0].filename == __file__
+    with pytest.warns(UserWarning, match=r"rho=0.0005 is not below the smallest learning rate, 0.0001"):
+        zeno.Server(*parts_of(1e-4, 0.0), zeno.chain(zeno.Clip(1.0), zeno.Zeno(trim=1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        zeno.Server(*parts_of(1e-4), zeno.Zeno(trim=1, rho=1e-6))
+        zeno.Server(*parts_of(1e-4), zeno.Zeno.auto())
+        zeno.Server(*parts_of(0.0), zeno.Zeno(trim=1))
+
+
+def test_a_rho_that_a_schedule_undercuts_is_warned_of_once() -> None:
+    model, server = make(zeno.Zeno(trim=1))
+    server.step(sent_by(model, 3, 0, 0))
+    for lr in (1e-4, 1e-5):
+        server.optimizer.param_groups[0]["lr"] = lr
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            server.step(sent_by(model, 3, 0, 0))
+        assert [warning.filename for warning in warned] == ([__file__] if lr == 1e-4 else [])
+
+
+def parts_of(*rates: float) -> tuple[nn.Module, Any, torch.optim.Optimizer, Any]:
+    model = net()
+    groups = [{"params": layer(model, 2 * i).parameters(), "lr": rates[i % len(rates)]} for i in range(2)]
+    return model, F.cross_entropy, torch.optim.SGD(groups, lr=0.1), loader()
