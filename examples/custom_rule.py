@@ -1,20 +1,23 @@
-"""A rule of your own: the mean of the candidates, each weighed by how much it lowers the server's own loss.
+"""Your own rule: the mean of the candidates, each weighted by how much it lowers the loss on the server's samples.
 
     python examples/custom_rule.py
 
-A rule is anything that can be called as (candidates [m, d], descent, state) -> zeno.Aggregate. Row i is worker i, and a
-worker from which nothing usable came is a row of NaN: a rule sets such rows aside, and none of their numbers may move
-the update. A frozen dataclass has a repr, equality and pickling for free, which records and clusters need. A field
-`batch_size` says how many samples of the server's own candidates are tried on.
+A rule extends `zeno.Rule` and overrides `aggregate(rows, oracle, state)`. `rows` are the usable candidates, with
+methods for norms, distances and weighted sums. `oracle` answers questions about the server's samples: how far a
+candidate lowers the loss on them, and what their gradient is. `samples` states how many of them the rule needs per
+step. A frozen dataclass has the repr, equality and pickling that records and clusters need.
 
-It is used twice: in a simulated run, beside other rules, and in a loop of one's own.
+To work with the plain tensor [m, d] instead, override `__call__(candidates, oracle=None, state=None)`. Row i is worker
+i there, and a row with NaN or Inf is not usable: none of its numbers may reach the update.
 
-What comes out (12 s of one core; 12 of 20 workers have learned the wrong thing, 2 more send NaN):
+The rule is used twice: in a simulated run, next to another rule, and in your own training loop.
 
-    Of NaN alone it makes no update: DescentWeighted(batch_size=32) needs 1 usable candidates. Found 0 of 20.
+Output (12 s on one core; 12 of 20 workers train on flipped labels, 2 more send NaN):
+
+    Without a usable candidate there is no update: DescentWeighted(samples=32) needs 1 usable candidates. Found 0 of 20.
     zeno.train with Median(): accuracy 0.6%
-    zeno.train with DescentWeighted(batch_size=32): accuracy 89.2%
-    zeno.Server with DescentWeighted(batch_size=32): accuracy 98.8%
+    zeno.train with DescentWeighted(samples=32): accuracy 89.2%
+    zeno.Server with DescentWeighted(samples=32): accuracy 98.8%
 """
 
 import argparse
@@ -30,24 +33,16 @@ torch.set_num_threads(1)  # as long as the model is tiny
 
 
 @dataclass(frozen=True)
-class DescentWeighted:
-    """Mean of the candidates that lower the server's own loss, weighed by how much they do; no update if none does."""
+class DescentWeighted(zeno.Rule):
+    """Mean of the candidates that lower the server's loss, weighted by how much they do; a zero update if none does."""
 
-    batch_size: int = 32  # samples of the server's own
+    samples: int = 32
 
-    def __call__(self, candidates: Tensor, descent: zeno.Descent | None = None, state: object = None) -> zeno.Aggregate:
-        if descent is None:
-            raise ValueError(f"{self} needs descent, to try candidates on samples of the server's own. Found None.")
-        usable = candidates.isfinite().all(dim=1)  # [m]
-        if not usable.any():
-            raise zeno.TooFewUsable(self, 1, usable)
-        scores = descent(candidates).double()
-        scores = scores.where(usable & scores.isfinite(), -torch.inf)  # a loss may overflow where no number does
-        weights = scores.clamp(min=0)
-        kept = weights > 0
-        weights = weights[kept] / weights[kept].sum()  # [k]
-        update = weights.to(candidates) @ candidates[kept]  # not `weights @ candidates`: 0 * NaN is NaN
-        return zeno.Aggregate(update, scores, kept)
+    def aggregate(self, rows: zeno.Rows, oracle: zeno.Oracle | None, state: object) -> zeno.Aggregate:
+        descents = rows.descents(oracle)  # [n]
+        descents = descents.where(descents.isfinite(), -torch.inf)  # a loss may overflow where no candidate does
+        weights = descents.clamp(min=0)
+        return rows.weighted_sum(weights / weights.sum().clamp(min=1e-300), scores=descents)
 
 
 def simulated(rule: zeno.Rule, steps: int) -> float:
@@ -59,7 +54,7 @@ def simulated(rule: zeno.Rule, steps: int) -> float:
 
 
 def in_a_loop(rule: zeno.Rule, steps: int) -> float:
-    """Which of two numbers is larger? Workers 0 to 11 have learned the opposite, 12 and 13 send NaN."""
+    """Which of two numbers is larger? Workers 0 to 11 train on flipped labels, 12 and 13 send NaN."""
     torch.manual_seed(0)
     inputs = torch.randn(2000, 10)
     targets = (inputs[:, 0] > inputs[:, 1]).long()
@@ -83,11 +78,12 @@ if __name__ == "__main__":
     parser.add_argument("--small", action="store_true", help="fewer steps, for the tests")
     steps = 100 if parser.parse_args().small else 200
 
-    nothing = torch.full((20, 3), torch.nan)
+    problem = zeno.Problem(nn.Linear(2, 2))
+    oracle = problem.at(problem.flat, lr=0.1, batch=zeno.Batch(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)))
     try:
-        DescentWeighted()(nothing, lambda candidates: candidates.sum(dim=1))
+        DescentWeighted()(torch.full((20, problem.size), torch.nan), oracle)
     except zeno.TooFewUsable as error:
-        print(f"Of NaN alone it makes no update: {error}")
+        print(f"Without a usable candidate there is no update: {error}")
     for rule in (zeno.Median(), DescentWeighted()):
         print(f"zeno.train with {rule}: accuracy {simulated(rule, steps):.1%}", flush=True)
     print(f"zeno.Server with {DescentWeighted()}: accuracy {in_a_loop(DescentWeighted(), steps // 2):.1%}")

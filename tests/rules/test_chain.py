@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 import zeno
+from support.oracle import FakeOracle
 from zeno.rules import PRE_AGGREGATORS, Chain, PreAggregator
 
 
@@ -59,21 +61,16 @@ AFTER: dict[str, zeno.Rule] = {
     "fltrust": zeno.FLTrust(),
     "zeno": zeno.Zeno(trim=1),
 }
+PER_COORDINATE = ("median", "trimmed_mean", "meamed", "phocas", "bulyan")  # which weigh each coordinate differently
 
 
-class Own:
-    lr = 0.1
-
-    def __call__(self, candidates: Tensor) -> Tensor:
-        return candidates[:, 0].double()
-
-    def gradient(self) -> Tensor:
-        return torch.ones(6)
+def oracle() -> FakeOracle:
+    return FakeOracle(lambda rows: rows[:, 0].double(), torch.ones(6))
 
 
 def test_every_part_of_a_chain_is_tested() -> None:
     assert set(BEFORE) == set(PRE_AGGREGATORS)
-    assert set(AFTER) == set(zeno.RULES)
+    assert set(AFTER) == set(zeno.RULES) - {"zeno_auto"}  # which needs the candidates as received
 
 
 @pytest.mark.parametrize("before", BEFORE)
@@ -84,10 +81,13 @@ def test_a_chain_is_the_rule_on_the_rows_that_the_part_before_it_makes(before: s
     torch.manual_seed(1)
     candidates = torch.randn(11, 6)
     part, made = BEFORE[before]
-    result = zeno.chain(part, AFTER[after])(candidates, Own())
-    expected = AFTER[after](made(candidates), Own())
+    result = zeno.chain(part, AFTER[after])(candidates, oracle())
+    expected = AFTER[after](made(candidates), oracle())
     torch.testing.assert_close(result.update, expected.update, atol=1e-5, rtol=1e-5)
     assert result.kept.shape == (11,)
+    assert torch.equal(result.kept, result.weights > 0)
+    if after not in PER_COORDINATE:
+        torch.testing.assert_close(result.weights @ candidates.double(), result.update.double(), atol=1e-5, rtol=1e-5)
     if result.scores is not None and expected.scores is not None:
         assert result.scores.shape == (11,)
         if len(expected.scores) == 11:  # one row for each worker
@@ -101,8 +101,8 @@ def test_unusable_rows_are_out_before_anything_is_mixed(before: str) -> None:
     candidates[4] = math.nan
     usable = [i for i in range(11) if i != 4]
     rule = zeno.chain(BEFORE[before][0], zeno.TrimmedMean(trim=1))
-    borne: dict[str, PreAggregator] = {"nnm": zeno.NNM(faulty=1), "arc": zeno.ARC(faulty=1)}
-    lowered = borne.get(before, BEFORE[before][0])
+    tolerating_one_less: dict[str, PreAggregator] = {"nnm": zeno.NNM(faulty=1), "arc": zeno.ARC(faulty=1)}
+    lowered = tolerating_one_less.get(before, BEFORE[before][0])
     alone = zeno.chain(lowered, zeno.TrimmedMean(trim=0))(candidates[usable])
     result = rule(candidates)
     torch.testing.assert_close(result.update, alone.update)
@@ -136,18 +136,65 @@ def test_states_of_all_parts_are_handed_on() -> None:
     assert len(kept) > 1, "the same buckets at every step"
 
 
-def test_a_rule_of_ones_own_can_end_a_chain() -> None:
-    def first_row(candidates: Tensor, descent: zeno.Descent | None = None, state: object = None) -> zeno.Aggregate:
-        kept = torch.arange(len(candidates)) == 0
-        return zeno.Aggregate(candidates[0], None, kept, state)
+@dataclass(frozen=True)
+class FirstRow(zeno.Rule):
+    """A user's rule: the first row, for whatever reason."""
 
-    candidates = torch.tensor([[3.0, 4.0], [30.0, 40.0], [0.3, 0.4]])
-    result = zeno.chain(zeno.Clip(1.0), first_row)(candidates)
+    samples: int = 7
+    tolerates: int = 2
+    scores_on_arrival: bool = True
+
+    def __call__(self, candidates: Tensor, oracle: zeno.Oracle | None = None, state: object = None) -> zeno.Aggregate:
+        assert candidates.isfinite().all()
+        rows = torch.arange(len(candidates))
+        count = state + 1 if isinstance(state, int) else 1
+        return zeno.Aggregate(candidates[0], (rows == 0).double(), -rows.double(), count, rows / 10.0, 5, rows < 2)
+
+
+def test_a_users_rule_that_overrides_only_call_can_end_a_chain() -> None:
+    candidates = torch.tensor([[math.nan, 1.0], [3.0, 4.0], [30.0, 40.0], [0.3, 0.4]])
+    result = zeno.chain(zeno.Clip(1.0), FirstRow())(candidates)
     assert result.update.tolist() == pytest.approx([0.6, 0.8])
-    assert result.kept.tolist() == [True, False, False]
+    assert result.weights.tolist() == pytest.approx([0, 0.2, 0, 0])  # of 5, clipped to 1
+    assert result.kept.tolist() == [False, True, False, False]
 
 
-def test_what_cannot_be_chained_is_refused() -> None:
+def test_a_chain_passes_on_all_that_its_last_rule_states_and_returns() -> None:
+    rule = zeno.chain(zeno.Clip(1e9), FirstRow(samples=9))
+    assert (rule.samples, rule.tolerates, rule.scores_on_arrival) == (9, 2, False)
+    candidates = torch.tensor([[math.nan], [1.0], [2.0], [3.0]])
+    result = rule(candidates)
+    assert result.scores is not None
+    assert result.standing is not None
+    assert result.judged is not None
+    assert result.scores.tolist() == [-math.inf, 0.0, -1.0, -2.0]
+    assert result.standing.tolist() == pytest.approx([0.0, 0.0, 0.1, 0.2])
+    assert result.judged.tolist() == [False, True, True, False]
+    assert result.samples == 5
+    assert result.state == (None, 1)
+    assert rule(candidates, state=result.state).state == (None, 2)
+    assert zeno.chain(zeno.NNM(1), zeno.Zeno(trim=1, batch_size=6)).samples == 6
+    assert not zeno.chain(zeno.NNM(1), zeno.Zeno(trim=1)).scores_on_arrival
+    assert zeno.chain(zeno.NNM(1), zeno.Krum(faulty=3)).tolerates == 3
+    assert zeno.chain(zeno.NNM(1), zeno.Median()).tolerates is None
+
+
+def test_a_rule_that_overrides_neither_entry_point_says_what_to_override() -> None:
+    class Empty(zeno.Rule):
+        pass
+
+    with pytest.raises(TypeError, match=r"Empty has no way to combine candidates. Override `aggregate"):
+        Empty()(torch.ones(3, 2))
+    with pytest.raises(TypeError, match="Stating needs a default for samples, or samples as a property"):
+
+        class Stating(zeno.Rule):
+            samples: int
+
+    with pytest.raises(NotImplementedError, match="before"):
+        zeno.chain(PreAggregator(), zeno.Mean())(torch.ones(3, 2))
+
+
+def test_parts_that_cannot_be_chained_raise() -> None:
     with pytest.raises(ValueError, match=r"needs pre-aggregators such as NNM before its last part. Found Mean\(\)"):
         zeno.chain(zeno.Mean(), zeno.Median())
     with pytest.raises(ValueError, match=r"needs a rule such as Mean\(\) at its end. Found NNM\(faulty=2\)"):

@@ -47,7 +47,7 @@ def test_pruning_leaves_comparators_out() -> None:
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with one kernel in it, made as a run would have it made."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
@@ -62,8 +62,8 @@ def big(n: int) -> torch.Tensor:
     return torch.randn(n, kernels.LEAST_NUMBERS // n + 17)
 
 
-def test_a_compiled_kernel_gives_the_same_bits(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ZENO_CACHE", str(kernels))
+def test_a_compiled_kernel_gives_the_same_bits(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZENO_CACHE", str(cache))
     candidates = big(5)
     kernel = kernels.find(Columns("trimmed_mean", 1), 5)
     assert kernel is not None
@@ -78,16 +78,16 @@ def test_a_compiled_kernel_gives_the_same_bits(kernels: Path, monkeypatch: pytes
         calls.append(n)
         return kernel
 
-    monkeypatch.setattr(compiled, "find", find)
+    monkeypatch.setattr(kernels, "find", find)
     zeno.TrimmedMean(trim=1)(candidates)
     assert calls == [5], "the rule did not use its kernel"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_kernel_shows_every_number_that_is_not_finite(
-    kernels: Path, monkeypatch: pytest.MonkeyPatch, bad: float
+    cache: Path, monkeypatch: pytest.MonkeyPatch, bad: float
 ) -> None:
-    monkeypatch.setenv("ZENO_CACHE", str(kernels))
+    monkeypatch.setenv("ZENO_CACHE", str(cache))
     candidates = big(5)
     candidates[2, 77] = bad
     kernel = kernels.find(Columns("trimmed_mean", 1), 5)
@@ -99,8 +99,8 @@ def test_a_kernel_shows_every_number_that_is_not_finite(
     torch.testing.assert_close(result.update, expected)
 
 
-def test_huge_numbers_are_not_taken_for_infinite(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ZENO_CACHE", str(kernels))
+def test_huge_numbers_are_not_taken_for_infinite(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZENO_CACHE", str(cache))
     candidates = big(5)
     candidates[0] = 3e38
     candidates[1] = 3e38
@@ -132,12 +132,12 @@ def test_a_kernel_is_made_once_it_is_worth_it(
         kernels._making[columns, n] = process = subprocess.Popen([sys.executable, "-c", ""])
         process.wait()
 
-    monkeypatch.setattr(compiled, "start", start)
-    monkeypatch.setattr(compiled, "_spent", {})
+    monkeypatch.setattr(kernels, "start", start)
+    monkeypatch.setattr(kernels, "_spent", {})
     caplog.set_level("INFO", logger="zeno")
     zeno.Median()(big(6))
     assert not started, "one call is not worth a compilation"
-    monkeypatch.setattr(compiled, "WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(kernels, "WORTH_SECONDS", 0.0)
     zeno.Median()(big(6)[:, :100])
     assert not started, "small candidates are never worth it"
     for _ in range(2):
@@ -155,7 +155,7 @@ def test_a_cache_that_cannot_be_written_only_costs_the_kernels(
 ) -> None:
     monkeypatch.setenv("ZENO_CACHE", folder)
     monkeypatch.setenv("ZENO_COMPILE", "1")
-    monkeypatch.setattr(compiled, "WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(kernels, "WORTH_SECONDS", 0.0)
     for _ in range(2):
         assert zeno.Median()(big(8)).update.isfinite().all()
     assert caplog.text.count("going on without compiled kernels") == 1

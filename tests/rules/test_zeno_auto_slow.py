@@ -3,7 +3,7 @@
 import pytest
 
 import zeno
-from zeno.training.run import from_settings
+from zeno.training.settings import from_settings
 
 FAULTS = ("label_flip", "sign_flip(10)", "zero", "random_bits", "inner_product", "huge", "garbage")
 SEEDS = range(3)

@@ -1,33 +1,34 @@
-"""WHAT the server believes: pure functions of the candidates, one rule a file."""
+"""How candidates are combined into an update: one aggregation rule per module."""
 
-from collections.abc import Callable
-
-from zeno.rules.arc import ARC
-from zeno.rules.bucketing import Bucketing
-from zeno.rules.bulyan import Bulyan
-from zeno.rules.caf import CAF
-from zeno.rules.centered_clipping import CenteredClipping
-from zeno.rules.cge import CGE
-from zeno.rules.chain import Chain, PreAggregator, chain
-from zeno.rules.clip import Clip
-from zeno.rules.dnc import DnC
-from zeno.rules.fltrust import FLTrust
-from zeno.rules.geometric_median import GeometricMedian
-from zeno.rules.krum import Krum
-from zeno.rules.mda import MDA
-from zeno.rules.meamed import MeaMed
-from zeno.rules.mean import Mean
-from zeno.rules.median import Median
-from zeno.rules.monna import MoNNA
-from zeno.rules.multi_krum import MultiKrum
-from zeno.rules.nnm import NNM
-from zeno.rules.phocas import Phocas
-from zeno.rules.rule import Aggregate, Descent, Rule, TooFewUsable, bears
-from zeno.rules.signguard import SignGuard
-from zeno.rules.smea import SMEA
-from zeno.rules.streaming import Arrivals
-from zeno.rules.trimmed_mean import TrimmedMean
-from zeno.rules.zeno import Zeno
+from zeno.rules.arc import ARC as ARC
+from zeno.rules.bucketing import Bucketing as Bucketing
+from zeno.rules.bulyan import Bulyan as Bulyan
+from zeno.rules.caf import CAF as CAF
+from zeno.rules.centered_clipping import CenteredClipping as CenteredClipping
+from zeno.rules.cge import CGE as CGE
+from zeno.rules.chain import Chain as Chain
+from zeno.rules.chain import chain as chain
+from zeno.rules.clip import Clip as Clip
+from zeno.rules.dnc import DnC as DnC
+from zeno.rules.fltrust import FLTrust as FLTrust
+from zeno.rules.geometric_median import GeometricMedian as GeometricMedian
+from zeno.rules.krum import Krum as Krum
+from zeno.rules.mda import MDA as MDA
+from zeno.rules.meamed import MeaMed as MeaMed
+from zeno.rules.mean import Mean as Mean
+from zeno.rules.median import Median as Median
+from zeno.rules.monna import MoNNA as MoNNA
+from zeno.rules.multi_krum import MultiKrum as MultiKrum
+from zeno.rules.nnm import NNM as NNM
+from zeno.rules.phocas import Phocas as Phocas
+from zeno.rules.rule import PreAggregator as PreAggregator
+from zeno.rules.rule import Rule as Rule
+from zeno.rules.signguard import SignGuard as SignGuard
+from zeno.rules.smea import SMEA as SMEA
+from zeno.rules.streaming import Arrivals as Arrivals
+from zeno.rules.trimmed_mean import TrimmedMean as TrimmedMean
+from zeno.rules.zeno import Zeno as Zeno
+from zeno.rules.zeno_auto import ZenoAuto as ZenoAuto
 
 RULES: dict[str, type[Rule]] = {
     "mean": Mean,
@@ -49,8 +50,9 @@ RULES: dict[str, type[Rule]] = {
     "signguard": SignGuard,
     "fltrust": FLTrust,
     "zeno": Zeno,
+    "zeno_auto": ZenoAuto,
 }
-"""Rules by the names that the command line and TOML files have for them."""
+"""Rules by their names on the command line and in TOML files."""
 
 PRE_AGGREGATORS: dict[str, type[PreAggregator]] = {
     "nnm": NNM,
@@ -58,49 +60,7 @@ PRE_AGGREGATORS: dict[str, type[PreAggregator]] = {
     "clip": Clip,
     "arc": ARC,
 }
-"""What goes before a rule, as in `nnm+trimmed_mean`, by name."""
-
-PRESETS: dict[str, Callable[..., Rule]] = {"zeno_auto": Zeno.auto}
-"""Names for rules with settings that measure best."""
+"""Pre-aggregators, which go before a rule as in `nnm+trimmed_mean`, by name."""
 
 PARTS: dict[str, type[Rule] | type[PreAggregator]] = {**PRE_AGGREGATORS, **RULES}
-"""What `nnm+trimmed_mean` is made of."""
-
-__all__ = [
-    "ARC",
-    "CAF",
-    "CGE",
-    "MDA",
-    "NNM",
-    "PARTS",
-    "PRESETS",
-    "PRE_AGGREGATORS",
-    "RULES",
-    "SMEA",
-    "Aggregate",
-    "Arrivals",
-    "Bucketing",
-    "Bulyan",
-    "CenteredClipping",
-    "Chain",
-    "Clip",
-    "Descent",
-    "DnC",
-    "FLTrust",
-    "GeometricMedian",
-    "Krum",
-    "MeaMed",
-    "Mean",
-    "Median",
-    "MoNNA",
-    "MultiKrum",
-    "Phocas",
-    "PreAggregator",
-    "Rule",
-    "SignGuard",
-    "TooFewUsable",
-    "TrimmedMean",
-    "Zeno",
-    "bears",
-    "chain",
-]
+"""All parts of a chain such as `nnm+trimmed_mean`, by name."""

@@ -1,4 +1,4 @@
-"""CAF, covariance bound agnostic filter (Allouah et al., 2025): weigh down whoever widens the widest direction."""
+"""CAF, covariance bound agnostic filter (Allouah et al., 2025): weigh down the direction of most variance."""
 
 from dataclasses import dataclass
 
@@ -6,27 +6,22 @@ import torch
 from torch import Tensor
 
 from zeno.rules.linalg.eigen import top
-from zeno.rules.rows import OnRows, Rows
-from zeno.rules.rule import Aggregate, Descent, check_count, check_majority
+from zeno.rules.rule import Aggregate, Oracle, Rows, Rule, Tolerated
 
 
 @dataclass(frozen=True)
-class CAF(OnRows):
-    """The weighted mean of least top eigenvalue, as weights leave the direction of most variance; bears a minority.
+class CAF(Rule):
+    """Mean with weights reduced repeatedly along the direction of largest variance; tolerates a faulty minority.
 
     c_i <- c_i (1 - t_i / max t), t_i = <x_i - mean_c, top eigenvector>^2, while the c sum to more than m - 2 faulty.
     """
 
-    faulty: int
+    faulty: Tolerated
 
-    def __post_init__(self) -> None:
-        check_count(self, "faulty", self.faulty, 0)
-
-    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
-        check_majority(self, "faulty", self.faulty, rows.size)
+    def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
+        rows.require(2 * self.faulty + 1, "more than 2 * faulty", faulty=self.faulty)
         products = rows.products()
-        weights = filtered(products, rows.n - 2 * rows.lowered(self, self.faulty))
-        return rows.result(rows.combine(weights), weights > 0)
+        return rows.weighted_sum(filtered(products, rows.n - 2 * rows.remaining(self.faulty)))
 
 
 def filtered(products: Tensor, least_sum: int) -> Tensor:

@@ -1,41 +1,34 @@
-"""Centred clipping (Karimireddy, He and Jaggi, ICML 2021): nobody moves the last update by more than a radius."""
+"""Centred clipping (Karimireddy, He and Jaggi, ICML 2021): no candidate moves the last update by more than a radius."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from zeno.rules.rows import OnRows, Rows
-from zeno.rules.rule import Aggregate, Descent, check_count, check_positive
+from zeno.rules.rule import Aggregate, Oracle, Positive, PositiveCount, Rows, Rule
 
 
 @dataclass(frozen=True)
-class CenteredClipping(OnRows):
-    """Average of the candidates, each clipped to a radius around the last update; bears a faulty minority.
+class CenteredClipping(Rule):
+    """Average of the candidates, each clipped to a radius around the last update; tolerates a faulty minority.
 
     v <- v + mean((x_i - v) * min(1, radius / ||x_i - v||)), `iterations` times, from the last update or from 0.
     """
 
-    radius: float = 10.0
-    iterations: int = 5
+    radius: Positive = 10.0
+    iterations: PositiveCount = 5
 
-    def __post_init__(self) -> None:
-        check_positive(self, "radius", self.radius)
-        check_count(self, "iterations", self.iterations, 1)
-
-    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
-        start = state.to(rows.candidates.tensor.device) if isinstance(state, Tensor) else None  # a checkpoint's: CPU
+    def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
+        start = state.to(rows.device) if isinstance(state, Tensor) else None  # a checkpoint's: CPU
         if start is not None and start.shape != (rows.d,):
             raise ValueError(
                 f"{self} needs the last update, of {rows.d} numbers, as its state. Found shape {list(start.shape)}."
             )
-        products = rows.products_around(start)
-        rows.lowered(self, rows.m - 1)
-        weights = self._weights(products)
-        update = rows.combine(weights)
+        weights = self._weights(rows.products_around(start))
+        result = rows.weighted_sum(weights)
         if start is not None:
-            update.add_(start.to(update.dtype), alpha=1 - float(weights.sum()))
-        return rows.result(update, state=update.clone())
+            result.update.add_(start.to(result.update.dtype), alpha=1 - float(weights.sum()))
+        return result._replace(state=result.update.clone())
 
     def _weights(self, products: Tensor) -> Tensor:
         """Where the centre goes, as weights [n] of rows - start, from their products alone."""

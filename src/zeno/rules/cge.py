@@ -1,22 +1,17 @@
-"""CGE, comparative gradient elimination (Gupta and Vaidya, 2019): large gradients are not believed."""
+"""CGE, comparative gradient elimination (Gupta and Vaidya, 2019): drop the largest gradients."""
 
 from dataclasses import dataclass
 
-from zeno.rules.rows import OnRows, Rows, keep_lowest
-from zeno.rules.rule import Aggregate, Descent, check_count, check_more
+from zeno.rules.rule import Aggregate, Oracle, Rows, Rule, Tolerated, keep_lowest
 
 
 @dataclass(frozen=True)
-class CGE(OnRows):
-    """Average of the m - faulty candidates of smallest norm; bears `faulty` workers that send too much."""
+class CGE(Rule):
+    """Average of the m - faulty candidates of smallest norm; tolerates `faulty` workers that send large gradients."""
 
-    faulty: int
+    faulty: Tolerated
 
-    def __post_init__(self) -> None:
-        check_count(self, "faulty", self.faulty, 0)
-
-    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
-        check_more(self, "faulty", self.faulty, rows.size)
+    def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
+        rows.require(self.faulty + 1, "more than faulty", faulty=self.faulty)
         norms = rows.squared_norms().sqrt()
-        kept = keep_lowest(norms, rows.n - rows.lowered(self, self.faulty))
-        return rows.result(rows.average(kept), kept, -norms)
+        return rows.average(keep_lowest(norms, rows.n - rows.remaining(self.faulty)), scores=-norms)

@@ -1,32 +1,26 @@
-"""FLTrust (Cao et al., NDSS 2021): candidates count as much as they point where the server's own gradient does."""
+"""FLTrust (Cao et al., NDSS 2021): weigh candidates by how far they point along the server's gradient."""
 
 from dataclasses import dataclass
 
 import torch
 
 from zeno.rules.linalg.passes import squared_norms
-from zeno.rules.rows import OnRows, Rows
-from zeno.rules.rule import Aggregate, Descent, check_count, own_gradient
+from zeno.rules.rule import Aggregate, Oracle, Rows, Rule, Samples
 
 
 @dataclass(frozen=True)
-class FLTrust(OnRows):
-    """Average weighted by max(0, cos(x_i, g)), each candidate rescaled to ||g||; g is the server's own gradient.
+class FLTrust(Rule):
+    """Average weighted by max(0, cos(x_i, g)), each candidate rescaled to ||g||; g is the server's gradient.
 
-    Bears any number of faulty workers, as long as g can be trusted. No update, that is zero, if all point away.
+    Tolerates any number of faulty workers, as long as g can be trusted. The update is zero if all point away from g.
     """
 
-    batch_size: int = 100  # samples of the server's own gradient
+    batch_size: Samples = 100  # samples for the server's gradient
 
-    def __post_init__(self) -> None:
-        check_count(self, "batch_size", self.batch_size, 1)
-
-    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
-        own = own_gradient(self, descent, rows.d)
-        norms = rows.squared_norms().sqrt()
-        rows.lowered(self, rows.m - 1)
-        own_norm = squared_norms(own[None])[0].sqrt()
-        cosines = (rows.dots(own) / (norms * own_norm)).nan_to_num_(0).clamp_(-1, 1)  # a zero points nowhere
+    def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
+        gradient = rows.server_gradient(oracle)
+        norms, gradient_norm = rows.squared_norms().sqrt(), squared_norms(gradient[None])[0].sqrt()
+        cosines = (rows.dots(gradient) / (norms * gradient_norm)).nan_to_num_(0).clamp_(-1, 1)  # 0 for a zero vector
         trust = cosines.clamp(min=0)
-        weights = torch.where(trust > 0, trust / trust.sum().clamp(min=1e-300) * own_norm / norms, 0)
-        return rows.result(rows.combine(weights), trust > 0, cosines)
+        weights = torch.where(trust > 0, trust / trust.sum().clamp(min=1e-300) * gradient_norm / norms, 0)
+        return rows.weighted_sum(weights, scores=cosines)

@@ -7,30 +7,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zeno.rules.rows import OnRows, Rows
-from zeno.rules.rule import Aggregate, Descent, check_count, check_positive
+from zeno.rules.rule import Aggregate, Oracle, Positive, PositiveCount, Rows, Rule
 
 
 @dataclass(frozen=True)
-class GeometricMedian(OnRows):
-    """The point with the least sum of distances to the candidates; bears a faulty minority.
+class GeometricMedian(Rule):
+    """The point with the smallest sum of distances to the candidates; tolerates a faulty minority.
 
     By Weiszfeld's iterations, until it is within `tolerance` of where they lead, in units of the distance from the
     most central candidate to half of the others. Shorter distances count as this long: a candidate can be the median.
     """
 
-    tolerance: float = 1e-6
-    iterations: int = 1000  # at most
+    tolerance: Positive = 1e-6
+    iterations: PositiveCount = 1000  # at most
 
-    def __post_init__(self) -> None:
-        check_positive(self, "tolerance", self.tolerance)
-        check_count(self, "iterations", self.iterations, 1)
-
-    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
+    def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         products = rows.products()
-        rows.lowered(self, rows.m - 1)
-        weights = torch.from_numpy(self._weights(products.cpu().numpy()))
-        return rows.result(rows.combine(weights.to(products.device)))
+        weights = torch.from_numpy(self._weights(products.cpu().numpy())).to(products.device)
+        update = rows.weighted_sum(weights).update
+        return rows.result(update, weights.clamp(min=1e-300))  # if most rows are the same one, others have weight 0
 
     def _weights(self, products: NDArray[np.float64]) -> NDArray[np.float64]:
         """The median as weights [n] of the rows, from <row_i - c, row_j - c> alone."""

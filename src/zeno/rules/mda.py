@@ -1,5 +1,6 @@
 """MDA, minimum diameter averaging (El Mhamdi et al., 2020): the tightest group that is large enough."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -8,69 +9,51 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zeno.rules.rows import OnRows, Rows
-from zeno.rules.rule import Aggregate, Descent, check_count, check_majority
+from zeno.rules.rule import Aggregate, Oracle, Rows, Rule, Tolerated
 
-MOST_TIES = 1000  # groups of the same diameter that are looked at: there are few, unless somebody made them
+MOST_TIES = 1000  # groups of the same diameter that are compared: there are few, unless an attacker made them
 
 
 @dataclass(frozen=True)
-class MDA(OnRows):
-    """Average of the m - faulty candidates whose largest distance is least; bears `faulty` workers, a minority.
+class MDA(Rule):
+    """Average of the subset of m - faulty candidates with the smallest diameter; tolerates a faulty minority.
 
     Among groups of the same diameter, the one with the least sum of squared distances. The search is exact; its
     cost grows with 2 ** faulty at worst.
     """
 
-    faulty: int
+    faulty: Tolerated
 
-    def __post_init__(self) -> None:
-        check_count(self, "faulty", self.faulty, 0)
-
-    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
-        check_majority(self, "faulty", self.faulty, rows.size)
+    def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
+        rows.require(2 * self.faulty + 1, "more than 2 * faulty", faulty=self.faulty)
         distances = rows.squared_distances()
-        kept = torch.from_numpy(tightest(distances.cpu().numpy(), rows.lowered(self, self.faulty))).to(distances.device)
-        return rows.result(rows.average(kept), kept)
+        kept = tightest(distances.cpu().numpy(), rows.remaining(self.faulty))
+        return rows.average(torch.from_numpy(kept).to(distances.device))
 
 
 def tightest(distances: NDArray[np.float64], faulty: int) -> NDArray[np.bool_]:
     """[n] bool: the n - faulty rows of least diameter."""
-    n = len(distances)
-    widths = np.unique(distances)
-    low, high = 0, len(widths) - 1  # widths[high] is wide enough for all; find the least that is wide enough
-    while low < high:
-        middle = (low + high) // 2
-        if next(_groups(distances > widths[middle], faulty), None) is not None:
-            high = middle
-        else:
-            low = middle + 1
-    best, least = np.ones(n, dtype=np.bool_), np.inf
-    for group in islice(_groups(distances > widths[low], faulty), MOST_TIES):
-        spread = distances[group][:, group].sum()
-        if spread < least:
-            best, least = group, spread
-    for i in reversed(np.flatnonzero(best)):  # more rows than needed are as tight: the lower ones stay
-        if best.sum() > n - faulty:
-            best[i] = False
+    everyone, widths = np.ones(len(distances), dtype=np.bool_), np.unique(distances)
+
+    def is_wide_enough(width: float) -> bool:
+        return any(True for _ in _groups(distances > width, everyone, faulty))
+
+    least = widths[bisect_left(widths, True, hi=len(widths) - 1, key=is_wide_enough)]  # the last is always enough
+    tied = islice(_groups(distances > least, everyone, faulty), MOST_TIES)
+    best = min(tied, key=lambda group: distances[group][:, group].sum())
+    best[np.flatnonzero(best)[len(best) - faulty :]] = False  # more rows than needed are as tight: the lower ones stay
     return best
 
 
-def _groups(too_far: NDArray[np.bool_], faulty: int) -> Iterator[NDArray[np.bool_]]:
-    """All largest groups that at most `faulty` rows are left out of and in which no two rows are too far apart."""
-    inside = np.ones(len(too_far), dtype=np.bool_)
-
-    def search(faulty: int) -> Iterator[NDArray[np.bool_]]:
-        conflicts = (too_far & inside).sum(axis=1) * inside
-        i = int(conflicts.argmax())
-        if conflicts[i] == 0:
-            yield inside.copy()
-        elif conflicts.sum() <= 2 * faulty * conflicts[i]:  # each row left out ends as many conflicts as i has at most
-            others = too_far[i] & inside
-            for left_out in ([i], np.flatnonzero(others)):  # either i, or all that it conflicts with
-                if len(left_out) <= faulty:
-                    inside[left_out] = False
-                    yield from search(faulty - len(left_out))
-                    inside[left_out] = True
-
-    return search(faulty)
+def _groups(too_far: NDArray[np.bool_], inside: NDArray[np.bool_], faulty: int) -> Iterator[NDArray[np.bool_]]:
+    """The largest groups of rows inside, at most `faulty` fewer, in which no two are too far apart."""
+    conflicts = (too_far & inside).sum(axis=1) * inside
+    i = int(conflicts.argmax())
+    if conflicts[i] == 0:
+        yield inside
+    elif conflicts.sum() <= 2 * faulty * conflicts[i]:  # each row left out ends as many conflicts as i has at most
+        for left_out in ([i], np.flatnonzero(too_far[i] & inside)):  # either i, or all that it conflicts with
+            if len(left_out) <= faulty:
+                rest = inside.copy()
+                rest[left_out] = False
+                yield from _groups(too_far, rest, faulty - len(left_out))

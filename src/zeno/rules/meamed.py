@@ -2,20 +2,15 @@
 
 from dataclasses import dataclass
 
-from zeno.rules.linalg.sorting_network import Columns
-from zeno.rules.rows import OnRows, Rows
-from zeno.rules.rule import Aggregate, Descent, check_count, check_majority
+from zeno.rules.rule import Aggregate, Oracle, Rows, Rule, Tolerated
 
 
 @dataclass(frozen=True)
-class MeaMed(OnRows):
-    """Mean of the m - faulty values nearest the median of each coordinate; bears `faulty` workers, a minority."""
+class MeaMed(Rule):
+    """Mean of the m - faulty values nearest the median of each coordinate; tolerates a faulty minority."""
 
-    faulty: int
+    faulty: Tolerated
 
-    def __post_init__(self) -> None:
-        check_count(self, "faulty", self.faulty, 0)
-
-    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
-        check_majority(self, "faulty", self.faulty, rows.size)
-        return rows.result(rows.columnwise(lambda: Columns("nearest_median", rows.lowered(self, self.faulty))))
+    def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
+        rows.require(2 * self.faulty + 1, "more than 2 * faulty", faulty=self.faulty)
+        return rows.columnwise("nearest_median", self.faulty)

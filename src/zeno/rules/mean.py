@@ -3,19 +3,13 @@
 from dataclasses import dataclass
 
 from zeno.rules.linalg.passes import all_finite
-from zeno.rules.linalg.sorting_network import Columns
-from zeno.rules.rows import OnRows, Rows
-from zeno.rules.rule import Aggregate, Descent
+from zeno.rules.rule import Aggregate, Oracle, Rows, Rule
 
 
 @dataclass(frozen=True)
-class Mean(OnRows):
-    """Average of all candidates; bears no faulty worker."""
+class Mean(Rule):
+    """Average of all candidates; tolerates no faulty worker."""
 
-    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
-        def columns() -> Columns:
-            rows.lowered(self, rows.m - 1)
-            return Columns("mean")
-
-        update = rows.columnwise(columns)
-        return rows.result(update if all_finite(update) else rows.average())
+    def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
+        result = rows.columnwise("mean")
+        return result if all_finite(result.update) else rows.average()  # the sum may overflow where the mean does not

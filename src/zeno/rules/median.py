@@ -2,18 +2,12 @@
 
 from dataclasses import dataclass
 
-from zeno.rules.linalg.sorting_network import Columns
-from zeno.rules.rows import OnRows, Rows
-from zeno.rules.rule import Aggregate, Descent
+from zeno.rules.rule import Aggregate, Oracle, Rows, Rule
 
 
 @dataclass(frozen=True)
-class Median(OnRows):
-    """Median of each coordinate, the mean of the two middle values for an even number; bears a faulty minority."""
+class Median(Rule):
+    """Median of each coordinate, the mean of the two middle values if m is even; tolerates a faulty minority."""
 
-    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
-        def columns() -> Columns:
-            rows.lowered(self, rows.m - 1)
-            return Columns("median")
-
-        return rows.result(rows.columnwise(columns))
+    def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
+        return rows.columnwise("median")

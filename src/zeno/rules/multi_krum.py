@@ -2,25 +2,19 @@
 
 from dataclasses import dataclass
 
-from zeno.rules.krum import check_neighbours, lowest, neighbourhoods
-from zeno.rules.rows import OnRows, Rows
-from zeno.rules.rule import Aggregate, Descent, check_count
+from zeno.rules.krum import neighbourhoods
+from zeno.rules.rule import Aggregate, Oracle, PositiveCount, Rows, Rule, Tolerated, keep_lowest
 
 
 @dataclass(frozen=True)
-class MultiKrum(OnRows):
-    """Average of the `keep` best candidates by Krum's measure, m - faulty unless given; bears as many as Krum."""
+class MultiKrum(Rule):
+    """Average of the `keep` candidates with the best Krum scores, m - faulty by default; tolerates as many as Krum."""
 
-    faulty: int
-    keep: int | None = None
+    faulty: Tolerated
+    keep: PositiveCount | None = None
 
-    def __post_init__(self) -> None:
-        check_count(self, "faulty", self.faulty, 0)
-        if self.keep is not None:
-            check_count(self, "keep", self.keep, 1)
-
-    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
-        check_neighbours(self, self.faulty, rows.size)
+    def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
+        rows.require(2 * self.faulty + 3, "more than 2 * faulty + 2", faulty=self.faulty)
         keep = rows.size - self.faulty if self.keep is None else self.keep
         if keep > rows.size - self.faulty:
             raise ValueError(
@@ -28,6 +22,5 @@ class MultiKrum(OnRows):
                 f"and faulty={self.faulty}. Lower keep."
             )
         distances = rows.squared_distances()
-        sums = neighbourhoods(distances, rows.lowered(self, self.faulty))
-        kept = lowest(keep, sums, distances.sum(dim=1))
-        return rows.result(rows.average(kept), kept, -sums)
+        sums = neighbourhoods(distances, rows.remaining(self.faulty))
+        return rows.average(keep_lowest(sums, keep, ties=distances.sum(dim=1)), scores=-sums)

@@ -2,23 +2,19 @@
 
 from dataclasses import dataclass
 
-from zeno.rules.rows import Rows
-from zeno.rules.rule import check_count, check_majority
+from zeno.rules.rule import PreAggregator, Rows, Tolerated
 
 
 @dataclass(frozen=True)
-class NNM:
+class NNM(PreAggregator):
     """Each candidate becomes the mean of the m - faulty nearest to it, itself included."""
 
-    faulty: int
-
-    def __post_init__(self) -> None:
-        check_count(self, "faulty", self.faulty, 0)
+    faulty: Tolerated
 
     def before(self, rows: Rows, state: object) -> tuple[Rows, object]:
-        check_majority(self, "faulty", self.faulty, rows.size)
+        rows.require(2 * self.faulty + 1, "more than 2 * faulty", faulty=self.faulty)
         distances = rows.squared_distances()
-        num = rows.n - rows.lowered(self, self.faulty)
+        num = rows.n - rows.remaining(self.faulty)
         distances.fill_diagonal_(-1)  # itself first, also among equals
         nearest = distances.argsort(dim=1, stable=True)[:, :num]
-        return rows.mixed(distances.new_zeros(distances.shape).scatter_(1, nearest, 1 / num)), None
+        return rows.mixtures(distances.new_zeros(distances.shape).scatter_(1, nearest, 1 / num)), None

@@ -2,20 +2,15 @@
 
 from dataclasses import dataclass
 
-from zeno.rules.linalg.sorting_network import Columns
-from zeno.rules.rows import OnRows, Rows
-from zeno.rules.rule import Aggregate, Descent, check_count, check_majority
+from zeno.rules.rule import Aggregate, Oracle, Rows, Rule, Tolerated
 
 
 @dataclass(frozen=True)
-class Phocas(OnRows):
-    """Mean of the m - trim values nearest the trimmed mean of each coordinate; bears `trim` workers, a minority."""
+class Phocas(Rule):
+    """Mean of the m - trim values nearest the trimmed mean of each coordinate; tolerates a faulty minority."""
 
-    trim: int
+    trim: Tolerated
 
-    def __post_init__(self) -> None:
-        check_count(self, "trim", self.trim, 0)
-
-    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
-        check_majority(self, "trim", self.trim, rows.size)
-        return rows.result(rows.columnwise(lambda: Columns("nearest_trimmed_mean", rows.lowered(self, self.trim))))
+    def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
+        rows.require(2 * self.trim + 1, "more than 2 * trim", trim=self.trim)
+        return rows.columnwise("nearest_trimmed_mean", self.trim)

@@ -8,35 +8,30 @@ import torch
 from torch import Tensor
 
 from zeno.rules.linalg.eigen import top
-from zeno.rules.rows import OnRows, Rows
-from zeno.rules.rule import Aggregate, Descent, check_count, check_majority
+from zeno.rules.rule import Aggregate, Oracle, Rows, Rule, Tolerated
 
 MOST_GROUPS = 200_000
 AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
-class SMEA(OnRows):
-    """Average of the m - faulty candidates whose covariance has the least top eigenvalue; bears a faulty minority.
+class SMEA(Rule):
+    """Average of the m - faulty candidates with the smallest top covariance eigenvalue; tolerates a faulty minority.
 
     Tries every group: 4,845 of them for 4 faulty of 20, 125,970 for 8.
     """
 
-    faulty: int
+    faulty: Tolerated
 
-    def __post_init__(self) -> None:
-        check_count(self, "faulty", self.faulty, 0)
-
-    def on_rows(self, rows: Rows, descent: Descent | None, state: object) -> Aggregate:
-        check_majority(self, "faulty", self.faulty, rows.size)
-        if comb(rows.size, self.faulty) > MOST_GROUPS:
+    def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
+        rows.require(2 * self.faulty + 1, "more than 2 * faulty", faulty=self.faulty)
+        if (groups := comb(rows.size, self.faulty)) > MOST_GROUPS:
             raise ValueError(
-                f"SMEA tries every group of candidates. Found {comb(rows.size, self.faulty):.1e} groups with "
-                f"faulty={self.faulty} of {rows.size}, more than {MOST_GROUPS}. Use CAF, which needs no search."
+                f"SMEA tries every group of candidates. Found {groups:.1e} groups with faulty={self.faulty} of "
+                f"{rows.size}, more than {MOST_GROUPS}. Use CAF, which needs no search."
             )
         products = rows.products()
-        kept = least_varying(products, rows.n - rows.lowered(self, self.faulty))
-        return rows.result(rows.average(kept), kept)
+        return rows.average(least_varying(products, rows.n - rows.remaining(self.faulty)))
 
 
 def least_varying(products: Tensor, num: int) -> Tensor:

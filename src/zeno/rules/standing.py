@@ -1,22 +1,16 @@
-"""How workers stand over the steps: what tells good from faulty where the scores of one step are mostly noise.
+"""The standing of workers over many steps, for `ZenoAuto`: the scores of one step are mostly noise.
 
-At each step a candidate gets a rank among the others, from -0.5 to 0.5: the mean over the others of how far its score
-is above theirs, where half of the best score counts as far. A worker's standing is the decayed mean of its ranks.
-Copies of one another count once: they are one candidate, however many workers send it.
-
-What keeps it sound:
-
-- How much the present says beyond the past is measured: by how far two halves of the samples agree on the ranks of a
-  step, less what standings had foretold of them. Where other workers are faulty at every step, the step decides.
-- A step's own scores can veto: a candidate whose score is lower than the best worker's beyond doubt is out at this
-  step, whatever its standing. Doubt is measured on the parts that the samples are split into.
-- A worker that sends nothing keeps its standing. One that is mended comes back as its low ranks fade.
+At each step a candidate gets a rank from -0.5 to 0.5: the mean over the others of how far its score is above theirs,
+clipped at half of the best score. A worker's standing is the decayed mean of its ranks. Copies of one another count
+once. How much a step says beyond the past is measured, by how far two halves of the samples agree on its ranks, less
+what the standings predicted. A candidate whose score is significantly lower than the best worker's is dropped at this
+step, whatever its standing. A worker without a candidate keeps its standing.
 
 Shapes: m workers, p parts of the samples.
 """
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,17 +21,17 @@ FAR = 0.5  # of the best score: a difference that makes a full rank
 CLOSE, WIDE = 0.3, 0.25  # below the best that is still kept: at least this / sqrt(distinct candidates); at most
 DOUBT = 2.0  # standard errors of a standing that it may be below, in between
 SURE = 4.0  # standard errors that make a veto
-SMALL, LARGE = 2.0, 10.0  # squared norms, in those of the server's own gradient: not suspicious, and not to be used
+SMALL, LARGE = 2.0, 10.0  # squared norms, relative to the server's gradient: not suspicious, and not to be used
 FADE = 0.95  # of what was measured of noise, agreement and how much the past says, from step to step
 EARLY = 5  # steps that standings need before it is measured what they are worth
-RATE = 16  # samples a step that scoring all candidates may take on average, about one worker's gradient
+RATE = 16  # samples per step that scoring all candidates may take on average, about one worker's gradient
 CREDIT = 40  # steps' worth of samples that may be used ahead, while it is uncertain who is good
 MOST = 128  # samples in a step
 
 
 @dataclass(frozen=True, eq=False)
 class Standing:
-    """What is remembered from step to step."""
+    """What the rule remembers from step to step."""
 
     ranks: Tensor  # [m] decayed sums of ranks
     weights: Tensor  # [m] decayed numbers of ranks
@@ -49,32 +43,24 @@ class Standing:
     shared: float = 0.0  # decayed sum of rank * rank, from one half of the samples and from the other, both centred
     scatter: float = 0.0  # decayed sum of a rank from half of the samples squared, centred
     noise: float = 0.0  # mean square of a rank around its standing
-    size: float = 0.0  # squared norm of the server's own gradient
+    size: float = 0.0  # squared norm of the server's gradient
     credit: float = 0.0  # scores that may be taken beyond the rate
     steps: int = 0
 
     @classmethod
-    def new(cls, workers: int) -> "Standing":
-        zeros = torch.zeros(workers, dtype=torch.float64)
-        kept = torch.ones(workers, dtype=torch.bool)
-        return cls(zeros, zeros, zeros, kept, credit=float(CREDIT * RATE * workers))
-
-    @classmethod
     def of(cls, state: Any, workers: int) -> "Standing":
-        """From what a rule was handed back, or from the beginning."""
+        """From the state that the rule returned; a new one from None."""
         if state is None:
-            return cls.new(workers)
+            zeros, kept = torch.zeros(workers, dtype=torch.float64), torch.ones(workers, dtype=torch.bool)
+            return cls(zeros, zeros, zeros, kept, credit=float(CREDIT * RATE * workers))
         found = cls(**state)
         if len(found.ranks) != workers:
             raise ValueError(f"A standing of {len(found.ranks)} workers does not fit {workers}. Start without a state.")
         return found
 
-    def state(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
     @property
     def mean(self) -> Tensor:
-        """[m] from -0.5 to 0.5; 0 for a worker that nothing is known of."""
+        """[m] from -0.5 to 0.5; 0 for a worker that has no rank yet."""
         return self.ranks / self.weights.clamp(min=1e-300)
 
     @property
@@ -85,9 +71,7 @@ class Standing:
     @property
     def reliable(self) -> float:
         """How much of the ranks of one step is not chance: 0 nothing, 1 all; from how far two halves agree."""
-        if self.scatter <= 0:
-            return 1.0
-        halves = min(1.0, max(0.0, self.shared / self.scatter))
+        halves = min(1.0, max(0.0, self.shared / self.scatter)) if self.scatter > 0 else 1.0
         return 2 * halves / (1 + halves)
 
     @property
@@ -111,14 +95,13 @@ class Standing:
         return asked if int(asked.sum()) >= least else usable
 
     def too_large(self, norms: Tensor) -> Tensor:
-        """[m] bool: candidates that nobody should follow, unless all are like that."""
-        large = norms > LARGE * self.size
-        return large if bool((norms <= LARGE * self.size).any()) else torch.zeros_like(large)
+        """[m] bool: candidates that are too large to use, unless all of them are."""
+        return (norms > LARGE * self.size) & (norms <= LARGE * self.size).any()
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What one step's scores and the standings before it come to."""
+    """Who is kept at one step, and the standings after it."""
 
     scores: Tensor  # [m] of this step; -inf for those without
     key: Tensor  # [m] what candidates are kept by; -inf for those that cannot be
@@ -134,28 +117,43 @@ def judge(
     asked: Tensor,  # [m] bool: those without a descent among them rank last, the others are not judged
     fade: float,  # of the ranks, from step to step
     trim: int | None,  # None: keep all that stand close to the best
-    rho: float | None,  # None: a candidate as large as the server's own gradient pays a whole best descent
+    rho: float | None,  # None: a candidate as large as the server's gradient loses a whole best descent
 ) -> Verdict:
-    """Who is believed at this step."""
-    m = len(norms)
-    mean = descents.mean(dim=1)
+    """Decides who is kept at this step."""
+    m, mean = len(norms), descents.mean(dim=1)
     usable = asked & descents.isfinite().all(dim=1)
-    best = _largest(mean, usable & (norms <= SMALL * before.size) if rho is None else usable, usable)
+    small = usable & (norms <= SMALL * before.size) if rho is None else usable
+    among = mean[small if bool(small.any()) else usable]
+    best = max(abs(float(among.max())), 1e-300) if len(among) else 1.0
     penalty = norms * (best / max(before.size, 1e-300) if rho is None else rho)
-    copy_of = _copies(mean, norms)
+    first: dict[tuple[float, float], int] = {}  # candidates of the same descent and norm to the last bit are the same
+    pairs = zip(mean.tolist(), norms.tolist(), strict=True)
+    copy_of = torch.tensor([first.setdefault(pair, i) for i, pair in enumerate(pairs)])
+    counts = ((copy_of == torch.arange(m)) & asked).double().repeat(m, 1)
+    counts[torch.arange(m), copy_of] = 0
 
     def ranks_by(descents: Tensor) -> Tensor:
+        """[m] from -0.5 to 0.5: the mean over the other distinct candidates of how far above theirs a score is."""
         scores = (descents.mean(dim=1) - penalty).where(usable, -torch.inf)
-        return _ranks(scores, copy_of, asked, best).where(usable, -0.5)
+        above = ((scores[:, None] - scores) / best).nan_to_num(0.0, FAR, -FAR).clamp(-FAR, FAR)
+        return ((above * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1)).where(usable, -0.5)
 
     rank = ranks_by(descents)
-    after = _with_ranks(before, rank, asked, fade)
+    after = replace(
+        before,
+        ranks=torch.where(asked, fade * before.ranks + rank, before.ranks),
+        weights=torch.where(asked, fade * before.weights + 1, before.weights),
+        squares=torch.where(asked, fade * fade * before.squares + 1, before.squares),
+        steps=before.steps + 1,
+    )
     distinct = usable & (copy_of == torch.arange(m))
-    if descents.shape[1] > 1:
-        after = _with_agreement(after, *(ranks_by(descents[:, half::2])[distinct] for half in (0, 1)))
+    if descents.shape[1] > 1:  # how far two halves of the samples agree on the ranks
+        one, other = (half - half.mean() for half in (ranks_by(descents[:, k::2])[distinct] for k in (0, 1)))
+        scatter = (one.square() + other.square()) / 2
+        after = replace(after, shared=_faded(after.shared, one * other), scatter=_faded(after.scatter, scatter))
     known = usable & (before.weights > 0)
     if fade > 0 and int(known.sum()) > 1:
-        after = _with_what_was_foretold(after, before, rank, known, distinct)
+        after = _measured(after, before, rank, known, distinct)
     if trim is None:
         news = after.news if before.steps >= EARLY else 0.0
         key = (1 - news) * after.mean + news * rank
@@ -181,73 +179,30 @@ def judge(
     return Verdict(scores, key, kept, copy_of, replace(after, kept=kept))
 
 
-def _with_ranks(before: Standing, rank: Tensor, asked: Tensor, fade: float) -> Standing:
-    return replace(
-        before,
-        ranks=torch.where(asked, fade * before.ranks + rank, before.ranks),
-        weights=torch.where(asked, fade * before.weights + 1, before.weights),
-        squares=torch.where(asked, fade * fade * before.squares + 1, before.squares),
-        steps=before.steps + 1,
-    )
-
-
-def _with_agreement(standing: Standing, one: Tensor, other: Tensor) -> Standing:
-    """Notes how far two halves of the samples agree on the ranks."""
-    one, other = one - one.mean(), other - other.mean()
-    return replace(
-        standing,
-        shared=FADE * standing.shared + float((one * other).sum()),
-        scatter=FADE * standing.scatter + float((one.square() + other.square()).sum()) / 2,
-    )
-
-
-def _with_what_was_foretold(
-    after: Standing, before: Standing, rank: Tensor, known: Tensor, distinct: Tensor
-) -> Standing:
+def _measured(after: Standing, before: Standing, rank: Tensor, known: Tensor, distinct: Tensor) -> Standing:
     """Notes how far ranks scatter around standings and, once these are worth it, how well they foretold the ranks."""
     among = known & distinct if bool((known & distinct).any()) else known
     scatter = float((rank - before.mean)[among].square().mean())
-    noise = scatter if before.noise == 0 else FADE * before.noise + (1 - FADE) * scatter
+    after = replace(after, noise=scatter if before.noise == 0 else FADE * before.noise + (1 - FADE) * scatter)
     if before.steps < EARLY:
-        return replace(after, noise=noise)
+        return after
     standing, moved = (values[known] - values[known].mean() for values in (before.mean, rank))
     return replace(
         after,
-        noise=noise,
-        foretold=FADE * before.foretold + float((standing * moved).sum()),
-        spread=FADE * before.spread + float(standing.square().sum()),
-        moved=FADE * before.moved + float(moved.square().sum()),
+        foretold=_faded(before.foretold, standing * moved),
+        spread=_faded(before.spread, standing.square()),
+        moved=_faded(before.moved, moved.square()),
     )
 
 
-def _largest(values: Tensor, preferred: Tensor, otherwise: Tensor) -> float:
-    """The size of the highest value among the preferred, or else among the others; never 0."""
-    among = preferred if bool(preferred.any()) else otherwise
-    return max(abs(float(values[among].max())), 1e-300) if bool(among.any()) else 1.0
-
-
-def _copies(mean: Tensor, norms: Tensor) -> Tensor:
-    """[m] the first candidate with the same descent and the same norm to the last bit, which is the same candidate."""
-    first: dict[tuple[float, float], int] = {}
-    pairs = zip(mean.tolist(), norms.tolist(), strict=True)
-    return torch.tensor([first.setdefault(pair, i) for i, pair in enumerate(pairs)])
-
-
-def _ranks(scores: Tensor, copy_of: Tensor, asked: Tensor, best: float) -> Tensor:
-    """[m] from -0.5 to 0.5: the mean over the other distinct candidates of how far above theirs a score is."""
-    m = len(scores)
-    above = ((scores[:, None] - scores) / best).nan_to_num(0.0, FAR, -FAR).clamp(-FAR, FAR)
-    counts = ((copy_of == torch.arange(m)) & asked).double().repeat(m, 1)
-    counts[torch.arange(m), copy_of] = 0
-    return (above * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1)
+def _faded(total: float, new: Tensor) -> float:
+    return FADE * total + float(new.sum())
 
 
 def _vetoed(relative: Tensor, usable: Tensor, order: list[int]) -> Tensor:
     """[m] bool: those below the one that stands best (that one: below the next) beyond doubt, by half a best score."""
     vetoed = torch.zeros(len(usable), dtype=torch.bool)
-    if relative.shape[1] < 2:
-        return vetoed  # no parts to measure doubt by
-    for i in usable.nonzero().flatten().tolist():
+    for i in usable.nonzero().flatten().tolist() if relative.shape[1] > 1 else []:  # parts to measure doubt by
         other = next((j for j in order[:2] if j != i and usable[j]), None)
         if other is not None:
             below = relative[other] - relative[i]

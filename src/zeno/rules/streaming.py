@@ -1,26 +1,29 @@
-"""Zeno on candidates as they come: each is scored on arrival, and only the best m - trim are kept."""
+"""Zeno on a stream of candidates: each is scored on arrival, and only the best m - trim are held in memory."""
+
+import math
 
 import torch
 from torch import Tensor
 
-from zeno.rules.linalg.candidates import Candidates
+from zeno.rules.linalg.geometry import Geometry
 from zeno.rules.linalg.passes import weighted_sum
-from zeno.rules.rows import Rows
-from zeno.rules.rule import Aggregate, Descent, TooFewUsable, check_more
+from zeno.rules.rule import Aggregate, Oracle, Rows, TooFewUsable
 from zeno.rules.zeno import Zeno
 
 
 class Arrivals:
-    """One step of Zeno: `add` what arrives, in any order, then take the `result`.
+    """One step of Zeno: `add` each candidate as it arrives, in any order, then take the `result`.
 
-    The aggregate is that of `rule(candidates, descent)`, in memory for m - trim rows instead of m.
+    The aggregate is that of `rule(candidates, oracle)`, in memory for m - trim rows instead of m.
     """
 
-    def __init__(self, rule: Zeno, workers: int, descent: Descent) -> None:
-        if not rule.plain or not isinstance(rule.trim, int):
-            raise ValueError(f"Arrivals needs a Zeno that is told all it needs, and has no memory. Found {rule}.")
-        check_more(rule, "trim", rule.trim, workers)
-        self.rule, self.descent = rule, descent
+    def __init__(self, rule: Zeno, workers: int, oracle: Oracle) -> None:
+        if not isinstance(rule, Zeno):
+            raise ValueError(f"Arrivals needs a rule of type Zeno, which scores candidates one by one. Found {rule}.")
+        if rule.trim >= workers:
+            found = f"{workers} with trim={rule.trim}"
+            raise ValueError(f"Zeno needs more than trim candidates. Found {found}. Lower trim or add workers.")
+        self.rule, self.oracle = rule, oracle
         self.keep = workers - rule.trim
         self.scores = torch.full((workers,), -torch.inf, dtype=torch.float64)
         self._rows: dict[int, int] = {}  # worker -> its row in `_best`
@@ -37,29 +40,28 @@ class Arrivals:
                 f"Arrivals needs {self._best.shape[1]} numbers from worker {worker}. Found {list(candidate.shape)}."
             )
         self._seen.add(worker)
-        row = Rows(Candidates(candidate[None]))
-        score = float(self.rule.scores(row, self.descent)[0]) if row.n else -float("inf")
-        if score == -float("inf"):  # not finite, or its score is not
+        alone = Geometry(candidate[None])
+        score = float(self.rule.scores(Rows(alone, self.rule), self.oracle)) if bool(alone.usable) else -math.inf
+        if score == -math.inf:
             return score
         self.scores[worker] = score
         if self._best is None:
             self._best = candidate.detach().new_empty(self.keep, len(candidate))
-        if len(self._rows) < self.keep:
-            self._rows[worker] = len(self._rows)
-            self._best[self._rows[worker]] = candidate
-            return score
-        worst = min(self._rows, key=lambda i: (float(self.scores[i]), -i))  # the lower worker wins a tie
-        if (score, -worker) > (float(self.scores[worst]), -worst):
-            self._rows[worker] = self._rows.pop(worst)
-            self._best[self._rows[worker]] = candidate
+        row = len(self._rows)
+        if row == self.keep:
+            worst = min([*self._rows, worker], key=lambda i: (float(self.scores[i]), -i))  # a tie: the lower one stays
+            if worst == worker:
+                return score
+            row = self._rows.pop(worst)
+        self._rows[worker] = row
+        self._best[row] = candidate
         return score
 
     def result(self) -> Aggregate:
-        """The average of the best; a worker that nothing came from is as good as unusable."""
+        """The average of the best; a worker without a candidate counts as unusable."""
         if self._best is None or len(self._rows) < self.keep:
-            raise TooFewUsable(self.rule, self.keep, self.scores > -torch.inf)
+            raise TooFewUsable.of(self.rule, self.keep, self.scores > -torch.inf)
         device = self._best.device
-        kept = torch.zeros(len(self.scores), dtype=torch.bool, device=device)
-        kept[list(self._rows)] = True
-        weights = torch.full((self.keep,), 1 / self.keep, dtype=torch.float64, device=device)
-        return Aggregate(weighted_sum(self._best, weights), self.scores.to(device), kept)
+        weights = torch.zeros(len(self.scores), dtype=torch.float64, device=device)
+        weights[list(self._rows)] = 1 / self.keep
+        return Aggregate(weighted_sum(self._best, weights[list(self._rows)]), weights, self.scores.to(device))

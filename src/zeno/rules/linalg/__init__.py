@@ -1,1 +1,1 @@
-"""Passes over the candidates in memory, sorting networks, eigenvalues."""
+"""Linear algebra on the candidates: passes over memory, distances, sorting networks, eigenvalues."""

@@ -1,9 +1,9 @@
-"""The sorting networks of `network`, fused by the compiler into one pass over the memory.
+"""The sorting networks of `sorting_network`, fused by the compiler into one pass over memory.
 
-A compiled kernel is several times faster than the same network row by row, and takes half a minute to make. So a
-rule starts without one. Once a network has cost more than that is worth, a process of its own makes the kernel in
-the background; from then on, in this process and in later ones, it is loaded from the cache in milliseconds. Nothing
-depends on it: both forms give the same bits. ZENO_COMPILE=0 turns it off.
+A compiled kernel is several times faster than the same network row by row, but takes half a minute to compile. So a
+rule starts without one. Once a network has used enough time to be worth it, a background process compiles the kernel.
+From then on it is loaded from the cache in milliseconds, in this process and in later ones. Results do not depend on
+it: both forms give the same bits. ZENO_COMPILE=0 turns compilation off.
 """
 
 import atexit
@@ -13,7 +13,6 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from zeno.rules.linalg import passes, sorting_network
-from zeno.rules.linalg.sorting_network import Columns, Comparator
+from zeno.rules.linalg.sorting_network import Columns
 
 log = logging.getLogger("zeno")
 
@@ -30,7 +29,7 @@ Kernel = Callable[[Sequence[Tensor]], Tensor]
 """n rows [d] -> [d]."""
 
 MOST_ROWS = 32  # networks of more rows take minutes to compile
-LEAST_NUMBERS = 1_000_000  # fewer are done before a kernel has started its threads
+LEAST_NUMBERS = 1_000_000  # fewer are processed before a kernel has started its threads
 WORTH_SECONDS = 5.0  # spent on a network before it is compiled
 PIECE = 1 << 20  # columns in one call of a kernel
 SETTINGS = {"max_fusion_size": 1_000_000, "cpp.dynamic_threads": True}  # one loop, on as many threads as torch has
@@ -52,16 +51,16 @@ def suits(candidates: Tensor) -> bool:
 
 
 def find(columns: Columns, n: int) -> Kernel | None:
-    """The kernel for n rows, if it was made."""
+    """The kernel for n rows, if it has been compiled."""
     try:
         path = _path(columns, n)
         return _load(path) if path.exists() else None
-    except (OSError, RuntimeError):  # no home, or none that we may look into
+    except (OSError, RuntimeError):  # no home folder, or no permission to read it
         return None
 
 
 def note(columns: Columns, n: int, seconds: float) -> None:
-    """Adds up what a network costs without a kernel, and has the kernel made once that is worth it."""
+    """Adds up the time that a network takes without a kernel, and starts compiling once that is worth it."""
     total = _spent[columns, n] = _spent.get((columns, n), 0.0) + seconds
     if total > WORTH_SECONDS and (columns, n) not in _making:
         try:
@@ -74,10 +73,10 @@ def note(columns: Columns, n: int, seconds: float) -> None:
 
 
 def start(columns: Columns, n: int) -> "subprocess.Popen[bytes]":
-    """Starts to make a kernel; when the process has ended well, `find` has it."""
+    """Starts to compile a kernel; when the process has succeeded, `find` returns it."""
     path = _path(columns, n)
     path.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", __name__, columns.formula, str(columns.bear), str(n), str(path)]
+    command = [sys.executable, "-m", __name__, columns.formula, str(columns.trim), str(n), str(path)]
     with path.with_suffix(".log").open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
     _making[columns, n] = process
@@ -86,25 +85,24 @@ def start(columns: Columns, n: int) -> "subprocess.Popen[bytes]":
 
 
 def _path(columns: Columns, n: int) -> Path:
-    """Where the kernel is kept: with others for the same processor, torch and source."""
+    """The file of a kernel, beside others that this machine can load."""
     folder = os.environ.get("ZENO_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zeno"
-    machine = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}-torch{torch.__version__}-{_source()}"
-    return Path(folder) / "kernels" / machine / f"{columns.formula}-{n}-{columns.bear}.pt2"
+    return Path(folder) / "kernels" / _version() / f"{columns.formula}-{n}-{columns.trim}.pt2"
 
 
 @cache
-def _source() -> str:
-    """Stands for what is compiled: a kernel of another version is never loaded."""
-    return hashlib.sha256(
-        b"".join(Path(file).read_bytes() for file in (__file__, sorting_network.__file__))
-    ).hexdigest()[:12]
+def _version() -> str:
+    """The processor, torch, and a hash of the source code: a kernel that was made for others is never loaded."""
+    source = Path(__file__).read_bytes() + Path(sorting_network.__file__).read_bytes()
+    processor = f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability()}"
+    return f"{processor}-torch{torch.__version__}-{hashlib.sha256(source).hexdigest()[:12]}"
 
 
 @cache
 def _load(path: Path) -> Kernel | None:
     try:
         compiled = torch._inductor.aoti_load_package(str(path))
-    except Exception as error:  # whatever is wrong with it, the network works without
+    except Exception as error:  # whatever is wrong with it, the network works without a kernel
         log.warning("the kernel %s cannot be loaded (%s); going on without it", path, error)
         return None
 
@@ -125,14 +123,7 @@ class _Fused(nn.Module):
         self.columns = columns
 
     def forward(self, out: Tensor, *rows: Tensor) -> None:
-        out.copy_(sorting_network.apply(self.columns, rows, _compare))
-
-
-def _compare(a: Tensor, b: Tensor, comparator: Comparator) -> tuple[Tensor, Tensor]:
-    return (
-        torch.minimum(a, b) if comparator.wants_low else a,
-        torch.maximum(a, b) if comparator.wants_high else b,
-    )
+        out.copy_(sorting_network.apply(self.columns, rows, lambda a, b, _: (torch.minimum(a, b), torch.maximum(a, b))))
 
 
 def _compile(columns: Columns, n: int, path: Path) -> None:
@@ -146,7 +137,5 @@ def _compile(columns: Columns, n: int, path: Path) -> None:
 
 if __name__ == "__main__":
     os.nice(10)
-    formula, bear, num_rows, target = sys.argv[1:]
-    began = time.perf_counter()
-    _compile(Columns(formula, int(bear)), int(num_rows), Path(target))
-    print(f"compiled in {time.perf_counter() - began:.0f} s")
+    formula, trim, num_rows, target = sys.argv[1:]
+    _compile(Columns(formula, int(trim)), int(num_rows), Path(target))

@@ -1,40 +1,41 @@
 """Passes over the candidates at the speed of memory, in pieces that stay in cache.
 
-The candidates are by far the largest thing there is: m rows of d numbers, read once in a few milliseconds. Each
-function here reads them once, allocates little, and never touches a row that it was not asked for: 0 * NaN is
-NaN, so rows that are not finite have to stay out of every product.
+The candidates are by far the largest data: m rows of d numbers. Each function here reads them once, allocates little,
+and never touches a row that it was not asked for: 0 * NaN is NaN, so rows that are not finite have to stay out of
+every product.
 
 Shapes: n rows, d parameters.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
-WIDTH = 65_536  # columns in a piece: a few rows of them fit the second cache
+WIDTH = 65_536  # columns in a piece: a few rows of them fit the second-level cache
 BLOCK = 8192  # columns that are summed in float32 before float64 takes over
 COPIED = 4 * BLOCK  # columns in a piece that is copied: small enough to be read again from cache
 TINY = 2.0**-100  # weights below this, or above its inverse, are not for float32
 
 
 def empty(d: int, like: Tensor) -> Tensor:
-    """Memory for [d] numbers, in huge pages where numpy gets them: page faults would cost as much as the rule."""
+    """Memory for [d] numbers, in huge pages if numpy gets them: page faults would cost as much as the rule."""
     if like.device.type == "cpu" and like.dtype == torch.float32:
         return torch.from_numpy(np.empty(d, dtype=np.float32))
     return like.new_empty(d)
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What to compute in: half precision is for storage only."""
+    """The dtype to compute in: half precision is for storage only."""
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def all_finite(vector: Tensor) -> bool:
     """Whether every number of [d] is finite; much faster than torch.isfinite."""
     total = vector.sum(dtype=working_dtype(vector.dtype))
-    if bool(total.isfinite()):  # nothing that is not finite ever sums up to something that is
+    if bool(total.isfinite()):  # NaN and Inf never sum up to a finite number
         return True
     return all(bool(piece.isfinite().all()) for piece in vector.split(WIDTH))
 
@@ -66,13 +67,6 @@ def dots(rows: Tensor, vector: Tensor) -> Tensor:
     return total
 
 
-def mean(rows: Tensor) -> Tensor:
-    """Mean of [n, d] -> [d]; not finite where a row is not, or where their sum overflows."""
-    if rows.dtype == working_dtype(rows.dtype):
-        return torch.mean(rows, dim=0, out=empty(rows.shape[1], rows))
-    return torch.mean(rows, dim=0, dtype=torch.float32).to(rows.dtype)
-
-
 def weighted_sum(candidates: Tensor, weights: Tensor) -> Tensor:
     """weights [m] @ candidates [m, d] -> [d], for weights >= 0; rows of weight 0 are not touched."""
     involved = weights.nonzero().flatten().tolist()
@@ -82,11 +76,11 @@ def weighted_sum(candidates: Tensor, weights: Tensor) -> Tensor:
     dtype = candidates.dtype
     # A weight that float32 cannot hold belongs to a huge row, or to a tiny one: 1e-42 * 1e38 is not nothing.
     if dtype == working_dtype(dtype) and float(weights[involved].amin()) > TINY and float(weights.amax()) < 1 / TINY:
-        first = weights[runs[0]]
+        first, out = weights[runs[0]], empty(candidates.shape[1], candidates)
         if len(runs) == 1 and bool((first == 1 / len(first)).all()):  # faster than a product
-            out = mean(candidates[runs[0]])
+            torch.mean(candidates[runs[0]], dim=0, out=out)
         else:
-            as_dtype, out = weights.to(dtype), empty(candidates.shape[1], candidates)
+            as_dtype = weights.to(dtype)
             torch.mv(candidates[runs[0]].T, as_dtype[runs[0]], out=out)
             for run in runs[1:]:
                 out.addmv_(candidates[run].T, as_dtype[run])
@@ -108,13 +102,11 @@ def _precise_sum(candidates: Tensor, weights: Tensor, involved: Sequence[int]) -
 
 def _runs(mask: Tensor) -> Iterator[slice]:
     """The runs of True, as slices."""
-    start = None
-    for i, inside in enumerate([*mask.tolist(), False]):
-        if inside and start is None:
-            start = i
-        elif not inside and start is not None:
-            yield slice(start, i)
-            start = None
+    stop = 0
+    for inside, run in groupby(mask.tolist()):
+        start, stop = stop, stop + len(list(run))
+        if inside:
+            yield slice(start, stop)
 
 
 def column_slices(d: int, width: int = WIDTH) -> Iterator[slice]:

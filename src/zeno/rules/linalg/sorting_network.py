@@ -2,14 +2,13 @@
 
 Batcher's merge exchange sorts n values with a fixed sequence of comparators. Those that no wanted order statistic
 depends on are left out, and where only one side of a comparator is wanted, only that side is computed. The same
-sequence runs in two forms: here, row by row over a few columns that stay in cache; and fused into one pass over
-the memory by the compiler (see `compiled`).
+sequence runs in two forms: here, row by row over a few columns that stay in cache; and fused by the compiler into one
+pass over memory (see `kernels`).
 
 Shapes: n rows, c columns.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, reduce
 from typing import NamedTuple
 
@@ -17,12 +16,11 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Columns:
-    """What to make of the n values of each column: the name of a formula, and how many values it gives up."""
+class Columns(NamedTuple):
+    """A formula of the n values in each column, by name, and how many values it drops."""
 
     formula: str
-    bear: int = 0
+    trim: int = 0
 
 
 class Comparator(NamedTuple):
@@ -51,8 +49,7 @@ def comparators(n: int, wanted: tuple[int, ...]) -> tuple[Comparator, ...]:
 def _merge_exchange(n: int) -> list[tuple[int, int]]:
     """Batcher's merge exchange (Knuth, The Art of Computer Programming, volume 3, algorithm 5.2.2M)."""
     pairs = []
-    top = 1 << max(0, (n - 1).bit_length() - 1)
-    p = top
+    p = top = 1 << max(0, (n - 1).bit_length() - 1)
     while p > 0:
         q, r, distance = top, 0, p
         while True:
@@ -68,12 +65,12 @@ def apply(columns: Columns, rows: Sequence[Tensor], compare: Compare) -> Tensor:
     """The formula of every column [c] of n rows; NaN where a column holds a number that is not finite."""
     wanted, formula = FORMULAS[columns.formula]
     values = list(rows)
-    network = comparators(len(rows), tuple(wanted(len(rows), columns.bear)))
+    network = comparators(len(rows), tuple(wanted(len(rows), columns.trim)))
     for comparator in network:
         low, high = comparator.low, comparator.high
         values[low], values[high] = compare(values[low], values[high], comparator)
-    result = formula(values, columns.bear)
-    return result + _guard(rows) if network else result  # a plain sum shows them by itself
+    result = formula(values, columns.trim)
+    return result + _guard(rows) if network else result  # a plain sum is not finite by itself
 
 
 def _guard(rows: Sequence[Tensor]) -> Tensor:
@@ -91,7 +88,7 @@ def evaluate(columns: Columns, block: Tensor) -> Tensor:
 
 
 class _Buffers:
-    """Compares in n + 1 buffers: the block may not be written to, and fresh memory for each step would be slow."""
+    """Compares in n + 1 buffers: the block must not be written to, and new memory for each step would be slow."""
 
     def __init__(self, block: Tensor) -> None:
         self.spare = list(block.new_empty(len(block) + 1, block.shape[1]))
@@ -103,59 +100,51 @@ class _Buffers:
             low = torch.minimum(a, b, out=self.spare.pop())
         if comparator.wants_high:
             high = torch.maximum(a, b, out=b if id(b) in self.own else self.spare.pop())
-        if low is not a and id(a) in self.own:
+        if comparator.wants_low and id(a) in self.own:
             self.spare.append(a)
         return low, high
 
 
 def _mean(values: Sequence[Tensor]) -> Tensor:
-    """Weighted before it is summed, so that huge numbers do not overflow, and clamped, should they be rounded up."""
+    """Weighted before summing, so that huge numbers do not overflow, and clamped in case they are rounded up."""
     weight, limit = 1 / len(values), torch.finfo(values[0].dtype).max
     return reduce(torch.add, [value * weight for value in values]).clamp(-limit, limit)
 
 
-def _plain_mean(values: Sequence[Tensor], bear: int = 0) -> Tensor:
-    """Summed first: as fast as memory, and not finite where the sum overflows."""
+def _plain_mean(values: Sequence[Tensor]) -> Tensor:
+    """Summed before weighting: as fast as memory, but not finite where the sum overflows."""
     total = values[0] * 1
     for value in values[1:]:
         total += value
     return total * (1 / len(values))
 
 
-def _median(values: Sequence[Tensor], bear: int = 0) -> Tensor:
-    n = len(values)
-    return values[(n - 1) // 2] / 2 + values[n // 2] / 2
+def _median(values: Sequence[Tensor]) -> Tensor:
+    return values[(len(values) - 1) // 2] / 2 + values[len(values) // 2] / 2
 
 
 def _trimmed_mean(values: Sequence[Tensor], trim: int) -> Tensor:
     return _mean(values[trim : len(values) - trim])
 
 
-def _nearest(values: Sequence[Tensor], centre: Tensor, num: int) -> Tensor:
-    """Mean of the `num` values nearest the centre, the smaller one winning a tie.
+def _nearest(values: Sequence[Tensor], centre: Tensor, trim: int) -> Tensor:
+    """Mean of the n - trim values nearest the centre, the smaller one winning a tie.
 
-    In sorted order they are a window of `num` neighbours: of values that are `num` apart, it holds exactly one.
+    In sorted order they are a window of n - trim neighbours: of values that are n - trim apart, it holds exactly one.
     """
 
     def nearer(a: Tensor, b: Tensor) -> Tensor:  # a <= b; halves, because a + b may overflow
         return torch.where(a * 0.5 + b * 0.5 < centre, b, a)
 
+    num = len(values) - trim
     return _mean([reduce(nearer, values[start::num]) for start in range(num)])
 
 
-def _nearest_median(values: Sequence[Tensor], faulty: int) -> Tensor:
-    return _nearest(values, _median(values), len(values) - faulty)
-
-
-def _nearest_trimmed_mean(values: Sequence[Tensor], trim: int) -> Tensor:
-    return _nearest(values, _trimmed_mean(values, trim), len(values) - trim)
-
-
 FORMULAS: dict[str, tuple[Callable[[int, int], Sequence[int]], Callable[[Sequence[Tensor], int], Tensor]]] = {
-    "mean": (lambda n, bear: (), _plain_mean),
-    "median": (lambda n, bear: ((n - 1) // 2, n // 2), _median),
+    "mean": (lambda n, trim: (), lambda x, trim: _plain_mean(x)),
+    "median": (lambda n, trim: ((n - 1) // 2, n // 2), lambda x, trim: _median(x)),
     "trimmed_mean": (lambda n, trim: range(trim, n - trim), _trimmed_mean),
-    "nearest_median": (lambda n, faulty: range(n), _nearest_median),
-    "nearest_trimmed_mean": (lambda n, trim: range(n), _nearest_trimmed_mean),
+    "nearest_median": (lambda n, trim: range(n), lambda x, trim: _nearest(x, _median(x), trim)),
+    "nearest_trimmed_mean": (lambda n, trim: range(n), lambda x, trim: _nearest(x, _trimmed_mean(x, trim), trim)),
 }
 """Name -> the order statistics that it needs of n values, and the formula of the values in their places."""

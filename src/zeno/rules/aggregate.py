@@ -1,0 +1,55 @@
+"""What a rule may ask, and what it returns.
+
+Shapes: m workers, d parameters, p parts of the samples.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@runtime_checkable
+class Oracle(Protocol):
+    """The loss f_r on the server's samples, at the current parameters x. `zeno.Problem.at` returns one."""
+
+    @property
+    def lr(self) -> float | Tensor:
+        """The step that is tried: one learning rate, or one for each parameter [d]."""
+
+    def descents(self, candidates: Tensor | Sequence[Tensor]) -> Tensor:
+        """By how much each candidate u lowers the loss: f_r(x) - f_r(x - lr * u) -> [m] in float64.
+
+        NaN for a candidate that is not finite.
+        """
+
+    def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
+        """The descents on `samples` new samples, in p equal parts -> [m, p] in float64."""
+
+    def gradient(self) -> Tensor:
+        """The gradient of f_r at x -> [d]."""
+
+
+class Aggregate(NamedTuple):
+    """What a rule returns."""
+
+    update: Tensor  # [d]
+    weights: Tensor  # [m] float64: the share of each candidate in the update; 0: dropped
+    scores: Tensor | None = None  # [m], higher is more trusted; None where the rule does not rank
+    state: object = None  # what the rule wants back at the next step; from a checkpoint, its tensors are on the CPU
+    standing: Tensor | None = None  # [m], trust built up over many steps; None where the rule keeps no such memory
+    samples: int | None = None  # of the server, that candidates were scored on, where the rule chooses the number
+    judged: Tensor | None = None  # [m] bool: the candidates that the rule considered; None: all
+
+    @property
+    def kept(self) -> Tensor:
+        """[m] bool: the candidates that the update was made from."""
+        return self.weights > 0
+
+
+class TooFewUsable(ValueError):  # noqa: N818
+    """More candidates are unusable than the rule tolerates, so the step should be skipped."""
+
+    @classmethod
+    def of(cls, rule: object, needed: int, usable: Tensor) -> "TooFewUsable":
+        return cls(f"{rule} needs {needed} usable candidates. Found {int(usable.sum())} of {len(usable)}.")
