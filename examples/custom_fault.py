@@ -1,14 +1,14 @@
-"""A fault of your own: workers that count the classes from one.
+"""A custom fault: workers that count the classes from one.
 
     python examples/custom_fault.py
 
-A fault extends `zeno.Fault` and overrides one of `on_batch` (poisoned data, as here), `on_gradients` (what is sent) and
-`on_replies` (what comes instead of a gradient). It inherits a schedule, as in `OffByOne(start=50, chance=0.5)`, and can
-be added to others, each on workers of its own.
+A fault extends `zeno.Fault` and overrides one of `on_batch` (poisoned data, as here), `on_gradients` (what the faulty
+workers send) and `on_replies` (errors, late or malformed replies). It inherits a schedule, as in
+`OffByOne(start=50, chance=0.5)`, and can be added to other faults, each on its own workers.
 
-12 of 20 workers have it. Then 8 do from step 20 on, and 4 send their gradient times -10.
+First, 12 of 20 workers have it. Then 8 have it from step 20 on, and 4 send their gradient times -10.
 
-What comes out (200 steps; 20 s of one core):
+Output (200 steps; 20 s on one core):
 
     off by one, Median: accuracy 3.9%
     off by one, Zeno: accuracy 88.9%
@@ -30,14 +30,14 @@ torch.set_num_threads(1)  # as long as the model is tiny
 
 @dataclass(frozen=True)
 class OffByOne(zeno.Fault):
-    """Computes its gradient from labels that were counted from `first`: every 3 is a 4, and the last class is 0."""
+    """Labels counted from `first`: with 1, every 3 becomes a 4, and the last class becomes 0."""
 
     first: int = 1
 
     def __post_init__(self) -> None:
-        super().__post_init__()  # which checks the schedule
+        super().__post_init__()  # checks the schedule
         if self.first == 0:
-            raise ValueError("OffByOne needs first to be another number than 0, from which labels are counted.")
+            raise ValueError("OffByOne needs first to be other than 0. Found first=0.")
 
     def on_batch(self, batch: zeno.Batch, classes: int | None, rng: np.random.Generator) -> zeno.Batch:
         if classes is None:
@@ -46,7 +46,7 @@ class OffByOne(zeno.Fault):
 
 
 def train(rule: zeno.Rule, fault: zeno.Fault, faulty: int, steps: int) -> float:
-    """The accuracy on the test set, of the digits by 20 workers."""
+    """Trains on the digits with 20 workers; returns the accuracy on the test set."""
     records = zeno.train(zeno.Run(rule=rule, fault=fault, faulty=faulty, steps=steps, eval_every=steps))
     accuracy = records[-1].accuracy
     assert accuracy is not None  # the last step is always evaluated

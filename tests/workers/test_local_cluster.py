@@ -1,7 +1,7 @@
 """Workers in this process: each sends, to the last bit, what it would send alone."""
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zeno
-from zeno.problem import Problem, models
+from support.fake_cluster import FakeCluster
+from zeno.faults.injection import poisoned
+from zeno.problem import models
+from zeno.problem.problem import Problem
 from zeno.workers import local
-from zeno.workers.cluster import NO_FAULTS, NOBODY
 from zeno.workers.worker import Worker
 
 M = 5
@@ -41,24 +43,20 @@ def make(model: str, sizes: Sequence[int] = (12,) * M, precision: str = "float32
     )
 
 
-def alone(
-    cluster: zeno.LocalCluster, params: Tensor, step: int, faults: Mapping[int, zeno.Fault] = NO_FAULTS
-) -> list[Tensor]:
-    """What copies of the workers compute with one torch thread, each as if on a machine of its own."""
+def alone(cluster: zeno.LocalCluster, params: Tensor, step: int) -> list[Tensor]:
+    """What copies of the workers compute with one torch thread, each as if on its own machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     found = []
     for worker in cluster.workers:
         own = replace(worker, problem=copy.deepcopy(worker.problem))
-        found.append(own.gradient(params, worker.problem.buffers, step, faults.get(worker.index)))
+        found.append(own.gradient(params, worker.problem.buffers, step))
     torch.set_num_threads(threads)
     return found
 
 
-def sent(
-    cluster: zeno.LocalCluster, params: Tensor, step: int, faults: Mapping[int, zeno.Fault] = NO_FAULTS
-) -> list[Tensor]:
-    replies = list(cluster.gradients(params, cluster.problem.buffers, step, faults))
+def sent(cluster: zeno.LocalCluster, params: Tensor, step: int) -> list[Tensor]:
+    replies = list(cluster.gradients(params, cluster.problem.buffers, step))
     assert all(reply.step == step and reply.error is None for reply in replies)
     gradients = {reply.worker: reply.gradient for reply in replies if reply.gradient is not None}
     return [gradients[i] for i in range(cluster.size)]
@@ -93,11 +91,12 @@ def test_a_fault_on_one_worker_changes_nothing_for_the_others(quick: float, monk
     monkeypatch.setattr(local, "QUICK", quick)
     cluster = make("mlp")
     torch.set_num_threads(2)
-    params, faults = cluster.problem.flat.clone(), {3: zeno.LabelFlip()}
+    params, wrong = cluster.problem.flat.clone(), poisoned(cluster.workers, lambda step: {3: zeno.LabelFlip()})
+    with_a_fault = zeno.LocalCluster(wrong)
     for step in range(3):
-        faulty, correct = sent(cluster, params, step, faults), sent(cluster, params, step)
+        faulty, correct = sent(with_a_fault, params, step), sent(cluster, params, step)
         assert [torch.equal(a, b) for a, b in zip(faulty, correct, strict=True)] == [True, True, True, False, True]
-        assert same(faulty, alone(cluster, params, step, faults))
+        assert same(faulty, alone(with_a_fault, params, step))
 
 
 @pytest.mark.parametrize("quick", [0.0, 1e9], ids=["slow", "quick"])
@@ -108,11 +107,11 @@ def test_workers_that_are_skipped_compute_nothing_and_change_nothing_for_the_oth
 ) -> None:
     monkeypatch.setattr(local, "QUICK", quick)
     cluster, asked = make(model), list[int]()
-    batch_under = Worker.batch_under
+    batch = Worker.batch
 
-    def counting(self: Worker, fault: zeno.Fault | None, step: int) -> zeno.Batch:
+    def counting(self: Worker, step: int) -> zeno.Batch:
         asked.append(self.index)
-        return batch_under(self, fault, step)
+        return batch(self, step)
 
     params, buffers = cluster.problem.flat.clone(), cluster.problem.buffers
     torch.set_num_threads(threads)
@@ -120,7 +119,7 @@ def test_workers_that_are_skipped_compute_nothing_and_change_nothing_for_the_oth
     for step, skip in enumerate(skips):
         expected = alone(cluster, params, step)
         with monkeypatch.context() as patch:
-            patch.setattr(Worker, "batch_under", counting)
+            patch.setattr(Worker, "batch", counting)
             found = {r.worker: r.gradient for r in cluster.gradients(params, buffers, step, skip=skip)}
         assert sorted(found) == sorted(asked) == [i for i in range(M) if i not in skip]
         assert all(torch.equal(gradient, expected[i]) for i, gradient in found.items() if gradient is not None)
@@ -189,7 +188,7 @@ def test_an_exception_in_a_worker_ends_the_run(threads: int) -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_workers_of_several_problems_are_refused() -> None:
+def test_workers_of_several_problems_raise() -> None:
     one, other = make("mlp"), make("mlp")
     with pytest.raises(ValueError, match=r"share one problem\. Found 2 problems"):
         zeno.LocalCluster([*one.workers, *other.workers])
@@ -204,22 +203,11 @@ def test_bf16_is_sent_as_float32_and_is_less_exact() -> None:
 
 
 def test_what_faulty_workers_send_does_not_depend_on_who_arrives_first() -> None:
-    class Backwards(zeno.LocalCluster):
-        def gradients(
-            self,
-            params: Tensor,
-            buffers: Mapping[str, Tensor],
-            step: int,
-            faults: Mapping[int, zeno.Fault] = NO_FAULTS,
-            need: int = 1,
-            skip: Collection[int] = NOBODY,
-        ) -> Iterator[zeno.Reply]:
-            return reversed(list(super().gradients(params, buffers, step, faults, need, skip)))
-
-    def sent_by(cluster: zeno.LocalCluster) -> dict[int, Tensor | None]:
+    def sent_by(cluster: zeno.Cluster) -> dict[int, Tensor | None]:
         faulty = zeno.Faulty(cluster, lambda step: dict.fromkeys([1, 3], zeno.Gaussian()), seed=0)
-        return {reply.worker: reply.gradient for reply in faulty.gradients(cluster.problem.flat.clone(), {}, 0)}
+        return {reply.worker: reply.gradient for reply in faulty.gradients(params, {}, 0)}
 
     forwards = make("mlp")
-    first, second = sent_by(forwards), sent_by(Backwards(forwards.workers))
+    params = forwards.problem.flat.clone()
+    first, second = sent_by(forwards), sent_by(FakeCluster(sent(forwards, params, 0)))  # which sends the last first
     assert all(torch.equal(first[i], second[i]) for i in range(M))  # type: ignore[arg-type]

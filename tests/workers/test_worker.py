@@ -1,8 +1,8 @@
-"""What workers do besides one gradient: steps of their own, and a mean of what they have computed."""
+"""Workers: local steps and momentum."""
 
 import copy
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zeno
+from support.fake_cluster import FakeCluster
 from zeno.cli import app as cli
-from zeno.problem import Problem, models, tasks
+from zeno.faults.injection import poisoned
+from zeno.problem import models, tasks
 from zeno.problem.dataset import generator
+from zeno.problem.problem import Problem
 from zeno.records.folder import RUN_FILE, read
-from zeno.training.loop import make_cluster
-from zeno.training.run import Run, from_settings
-from zeno.workers import Remembering, Status, local
-from zeno.workers.cluster import NO_FAULTS, NOBODY
-from zeno.workers.momentum import Momentum
+from zeno.training.build import learning_rates, make_cluster
+from zeno.training.run import Run
+from zeno.training.settings import from_settings
+from zeno.workers import local
+from zeno.workers.checks import NOT_FINITE
+from zeno.workers.cluster import NOBODY, Status
+from zeno.workers.momentum import Momentum, MomentumCluster
+from zeno.workers.reply import ErrorKind
 from zeno.workers.worker import Worker
 
 SMALL = zeno.Run(workers=5, batch_size=10, steps=8, eval_every=4, rule=zeno.Zeno(trim=2), faulty=2)
@@ -82,7 +88,7 @@ def test_a_run_of_one_worker_with_local_steps_is_plain_sgd_with_the_lr_of_the_sc
     )
     record = zeno.train(run)[-1]
 
-    task = tasks.load("digits")
+    task = tasks.load_task("digits")
     torch.manual_seed(int(generator(0, "initialisation").integers(2**63)))
     model = task.model()
     for step, lr in enumerate([0.1, 0.1, 0.05, 0.05]):
@@ -104,21 +110,21 @@ def test_a_run_of_one_worker_with_local_steps_is_plain_sgd_with_the_lr_of_the_sc
 )
 def test_the_lr_of_every_step_is_known_beforehand(schedule: str | None) -> None:
     run = replace(SMALL, schedule=schedule, optimizer="sgd(momentum=0.9)")
-    assert list(run.lrs()) == [record.lr for record in zeno.train(run)]
+    assert list(learning_rates(run)) == [record.lr for record in zeno.train(run)]
 
 
 def test_local_steps_of_length_0_are_gradients_at_one_place() -> None:
     run = replace(SMALL, local_steps=2, schedule="linearlr(start_factor=0.5, end_factor=0.0, total_iters=2)", steps=4)
-    assert run.lrs()[2:] == (0.0, 0.0)
+    assert learning_rates(run)[2:] == (0.0, 0.0)
     assert all(record.errors == {} for record in zeno.train(run))
 
 
 def test_a_fault_of_the_data_acts_on_every_local_batch() -> None:
     own = worker(3)
     params = own.problem.flat.clone()
-    poisoned = replace(own, dataset=zeno.Dataset(DATA.inputs, 9 - DATA.targets, classes=10))
-    sent = own.gradient(params, {}, 0, zeno.LabelFlip())
-    assert torch.equal(sent, poisoned.gradient(params, {}, 0))
+    flipped = replace(own, dataset=zeno.Dataset(DATA.inputs, 9 - DATA.targets, classes=10))
+    sent = poisoned([own], lambda step: {1: zeno.LabelFlip()})[0].gradient(params, {}, 0)
+    assert torch.equal(sent, flipped.gradient(params, {}, 0))
     assert not torch.equal(sent, own.gradient(params, {}, 0))
 
 
@@ -165,10 +171,10 @@ def test_a_cluster_sends_what_its_workers_compute_alone(
     assert all(torch.equal(now, buffers[name]) for name, now in first.problem.buffers.items())
 
 
-def test_local_steps_that_diverge_are_set_aside() -> None:
+def test_local_steps_that_diverge_are_dropped() -> None:
     records = zeno.train(replace(SMALL, faulty=0, rule=zeno.Mean(), local_steps=3, lr=1e30, steps=2))
     assert records[0].skipped is not None
-    assert records[0].errors == dict.fromkeys(range(5), "sent numbers that are not finite")
+    assert records[0].errors == dict.fromkeys(range(5), NOT_FINITE)
 
 
 # Momentum
@@ -191,7 +197,7 @@ def test_momentum_starts_with_the_first_gradient_that_is_finite() -> None:
     assert momentum(torch.tensor([3.0, 1.0])).tolist() == [3.0, 1.0]
 
 
-def test_the_memory_of_momentum_is_nobody_elses() -> None:
+def test_momentum_shares_no_memory_with_its_inputs_and_outputs() -> None:
     momentum, gradient = Momentum(0.5), torch.tensor([4.0])
     sent = momentum(gradient)
     gradient.zero_()
@@ -205,39 +211,22 @@ def test_the_memory_of_momentum_is_nobody_elses() -> None:
 
 
 @pytest.mark.parametrize("beta", [-0.1, 1.0, float("nan")])
-def test_a_beta_that_is_no_weight_is_refused(beta: float) -> None:
+def test_momentum_raises_for_a_beta_outside_its_range(beta: float) -> None:
     with pytest.raises(ValueError, match=rf"Momentum needs beta of at least 0 and below 1\. Found beta={beta!r}\."):
         Momentum(beta)
 
 
-class Told(zeno.Cluster):
-    """Three workers that send what they are told: by default d = 2 times 10 * (step + 1) + worker."""
+def steady(odd: zeno.Reply | None = None) -> FakeCluster:
+    """Three workers that send 10 * (step + 1) + worker, twice; worker 1 sends `odd` at step 1, if there is one."""
 
-    remote = True
-    size = 3
-    status = Status(1, 1, 1)
+    def sent(worker: int, step: int) -> zeno.Reply | Tensor:
+        return odd if odd is not None and (worker, step) == (1, 1) else torch.full((2,), 10.0 * (step + 1) + worker)
 
-    def __init__(self, instead: Callable[[int, int], zeno.Reply | None] = lambda worker, step: None) -> None:
-        self.instead = instead
-
-    def gradients(
-        self,
-        params: Tensor,
-        buffers: Mapping[str, Tensor],
-        step: int,
-        faults: Mapping[int, zeno.Fault] = NO_FAULTS,
-        need: int = 1,
-        skip: Collection[int] = NOBODY,
-    ) -> Iterator[zeno.Reply]:
-        for i in (i for i in reversed(range(self.size)) if i not in skip):
-            yield self.instead(i, step) or zeno.Reply(i, step, torch.full((2,), 10.0 * (step + 1) + i))
-
-    def __exit__(self, *error: object) -> None:
-        pass
+    return FakeCluster(sent, size=3, remote=True)
 
 
 def sent(cluster: zeno.Cluster, step: int, skip: Collection[int] = NOBODY) -> dict[int, float]:
-    """By worker, the first number of what it sent."""
+    """The first coordinate of each worker's gradient."""
     found = {}
     for reply in cluster.gradients(torch.zeros(2), {}, step, skip=skip):
         assert reply.gradient is not None
@@ -246,7 +235,7 @@ def sent(cluster: zeno.Cluster, step: int, skip: Collection[int] = NOBODY) -> di
 
 
 def test_each_worker_sends_the_mean_of_its_own_gradients() -> None:
-    cluster = Remembering(Told(), 0.5)
+    cluster = MomentumCluster(steady(), 0.5)
     assert sent(cluster, 0) == {0: 10.0, 1: 11.0, 2: 12.0}
     assert sent(cluster, 1) == {0: 15.0, 1: 16.0, 2: 17.0}
     assert sent(cluster, 2) == {0: 22.5, 1: 23.5, 2: 24.5}
@@ -254,8 +243,8 @@ def test_each_worker_sends_the_mean_of_its_own_gradients() -> None:
     assert cluster.status == Status(1, 1, 1)
 
 
-def test_a_mean_goes_on_once_a_step_and_only_for_those_that_were_asked() -> None:
-    cluster = Remembering(Told(), 0.5)
+def test_a_mean_is_updated_once_per_step_and_only_for_workers_that_were_asked() -> None:
+    cluster = MomentumCluster(steady(), 0.5)
     sent(cluster, 0)
     assert sent(cluster, 1, skip={0, 1}) == {2: 17.0}
     assert sent(cluster, 1, skip={1, 2}) == {0: 15.0}, "the second question of a step, to another worker"
@@ -263,11 +252,11 @@ def test_a_mean_goes_on_once_a_step_and_only_for_those_that_were_asked() -> None
 
 
 ODD = {
-    "died": zeno.Reply(1, 1, None, "died"),
-    "came late": zeno.Reply(1, 0, torch.ones(2), "came late", late=True),
+    "died": zeno.Reply(1, 1, None, zeno.ReplyError(ErrorKind.DIED, "died")),
+    "came late": zeno.Reply(1, 0, torch.ones(2), zeno.ReplyError(ErrorKind.LATE, "came late"), late=True),
     "late, with numbers": zeno.Reply(1, 1, torch.ones(2), late=True),
     "of another step": zeno.Reply(1, 0, torch.ones(2)),
-    "numbers and an error": zeno.Reply(1, 1, torch.ones(2), "raised something"),
+    "numbers and an error": zeno.Reply(1, 1, torch.ones(2), zeno.ReplyError(ErrorKind.RAISED, "raised something")),
     "12 numbers": zeno.Reply(1, 1, torch.ones(12)),
     "float64": zeno.Reply(1, 1, torch.ones(2, dtype=torch.float64)),
     "sparse": zeno.Reply(1, 1, torch.ones(2).to_sparse()),
@@ -277,35 +266,35 @@ ODD = {
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_what_is_no_gradient_of_the_step_passes_and_leaves_the_mean_alone(odd: zeno.Reply) -> None:
-    cluster = Remembering(Told(lambda i, step: odd if (i, step) == (1, 1) else None), 0.5)
+def test_replies_that_are_not_gradients_of_the_step_pass_and_leave_the_mean_unchanged(odd: zeno.Reply) -> None:
+    cluster = MomentumCluster(steady(odd), 0.5)
     sent(cluster, 0)
     assert {r.worker: r for r in cluster.gradients(torch.zeros(2), {}, 1)}[1] is odd
     assert sent(cluster, 2) == {0: 22.5, 1: 21.0, 2: 24.5}
 
 
-def test_numbers_that_are_not_finite_reach_the_server_and_leave_the_mean_alone() -> None:
+def test_gradients_that_are_not_finite_reach_the_server_and_leave_the_mean_unchanged() -> None:
     nan = zeno.Reply(1, 1, torch.tensor([torch.nan, 0.0]))
-    cluster = Remembering(Told(lambda i, step: nan if (i, step) == (1, 1) else None), 0.5)
+    cluster = MomentumCluster(steady(nan), 0.5)
     sent(cluster, 0)
     assert torch.tensor(sent(cluster, 1)[1]).isnan()
     assert sent(cluster, 2)[1] == 21.0
 
 
 def test_faults_of_the_message_act_on_the_momentum() -> None:
-    cluster = zeno.Faulty(Remembering(Told(), 0.5), lambda step: {1: zeno.SignFlip(scale=2.0)}, seed=0)
+    cluster = zeno.Faulty(MomentumCluster(steady(), 0.5), lambda step: {1: zeno.SignFlip(scale=2.0)}, seed=0)
     assert sent(cluster, 0) == {0: 10.0, 1: -22.0, 2: 12.0}
     assert sent(cluster, 1) == {0: 15.0, 1: -32.0, 2: 17.0}, "and what was sent is not what is remembered"
 
 
-def test_a_mean_stands_still_while_nobody_needs_the_gradients_of_its_worker() -> None:
+def test_a_mean_does_not_change_while_the_gradients_of_its_worker_are_not_needed() -> None:
     fault = zeno.Zero()
-    cluster = zeno.Faulty(Remembering(Told(), 0.5), lambda step: {1: fault} if step == 1 else {}, seed=0)
+    cluster = zeno.Faulty(MomentumCluster(steady(), 0.5), lambda step: {1: fault} if step == 1 else {}, seed=0)
     assert [sent(cluster, step)[1] for step in range(3)] == [11.0, 0.0, 21.0]
 
 
-def test_a_state_is_one_to_go_on_from_however_far_the_first_cluster_went() -> None:
-    first, second = Remembering(Told(), 0.5), Remembering(Told(), 0.5)
+def test_a_saved_state_does_not_change_as_the_cluster_continues() -> None:
+    first, second = MomentumCluster(steady(), 0.5), MomentumCluster(steady(), 0.5)
     sent(first, 0, skip={2})
     state = first.state_to_save()
     expected = sent(first, 1)
@@ -313,20 +302,11 @@ def test_a_state_is_one_to_go_on_from_however_far_the_first_cluster_went() -> No
     assert sent(second, 1) == expected == {0: 15.0, 1: 16.0, 2: 22.0}
 
 
-def test_entering_and_leaving_are_the_wrapped_clusters_own() -> None:
-    events: list[str] = []
-
-    class Counting(Told):
-        def __enter__(self) -> "Counting":
-            events.append("entered")
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            events.append("left")
-
-    with Remembering(Counting(), 0.5) as cluster:
-        assert isinstance(cluster, Remembering)
-    assert events == ["entered", "left"]
+def test_entering_and_leaving_are_forwarded() -> None:
+    inner = steady()
+    with MomentumCluster(inner, 0.5) as cluster:
+        assert isinstance(cluster, MomentumCluster)
+    assert inner.events == ["entered", "left"]
 
 
 # Both, in a run
@@ -334,7 +314,7 @@ def test_entering_and_leaving_are_the_wrapped_clusters_own() -> None:
 
 def test_both_together_send_the_momentum_of_the_change() -> None:
     own = worker(2, index=0)
-    cluster = Remembering(zeno.LocalCluster([own]), 0.75)
+    cluster = MomentumCluster(zeno.LocalCluster([own]), 0.75)
     params, mean = own.problem.flat.clone(), None
     for step in range(3):
         change = replace(own, problem=copy.deepcopy(own.problem)).gradient(params, {}, step)
@@ -347,18 +327,18 @@ def test_both_together_send_the_momentum_of_the_change() -> None:
 
 def test_a_run_wraps_its_cluster_in_the_right_order_and_only_where_it_has_to() -> None:
     def made(**settings: Any) -> zeno.Cluster:
-        task = tasks.load("digits")
+        task = tasks.load_task("digits")
         return make_cluster(replace(SMALL, **settings), task, Problem(task.model()), torch.arange(100))
 
     assert type(made(faulty=0)) is zeno.LocalCluster
     inside = made(faulty=0, worker_momentum=0.9, local_steps=2)
-    assert type(inside) is Remembering
+    assert type(inside) is MomentumCluster
     assert [momentum.beta for momentum in inside.momenta] == [0.9] * 5
     assert type(inside.cluster) is zeno.LocalCluster
     assert {(w.local_steps, tuple(w.lrs)) for w in inside.cluster.workers} == {(2, (0.1,) * 8)}
     outside = made(worker_momentum=0.9)
     assert type(outside) is zeno.Faulty
-    assert type(outside.cluster) is Remembering
+    assert type(outside.cluster) is MomentumCluster
 
 
 @pytest.mark.parametrize(
@@ -370,7 +350,7 @@ def test_a_run_wraps_its_cluster_in_the_right_order_and_only_where_it_has_to() -
     ],
     ids=["without faults", "with a fault that needs no gradients", "with local steps and a schedule"],
 )
-def test_a_run_that_was_stopped_goes_on_with_its_momenta(run: zeno.Run, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_with_its_momenta(run: zeno.Run, tmp_path: Path) -> None:
     def stop(record: zeno.Record) -> None:
         if record.step == 4:
             raise KeyboardInterrupt
@@ -382,13 +362,13 @@ def test_a_run_that_was_stopped_goes_on_with_its_momenta(run: zeno.Run, tmp_path
     assert straight != zeno.train(replace(run, worker_momentum=0.0)), "or there would be nothing to lose"
 
 
-def test_a_folder_that_knows_neither_setting_can_be_resumed(tmp_path: Path) -> None:
+def test_a_folder_written_before_these_settings_can_be_resumed(tmp_path: Path) -> None:
     first = zeno.train(replace(SMALL, steps=4), tmp_path)
     lines = (tmp_path / RUN_FILE).read_text().splitlines(keepends=True)
     older = [line for line in lines if not line.startswith(("local_steps", "worker_momentum"))]
     assert len(older) == len(lines) - 2
     (tmp_path / RUN_FILE).write_text("".join(older))
-    with pytest.raises(ValueError, match=r"is another one: local_steps = 1 there, local_steps = 2 here"):
+    with pytest.raises(ValueError, match=r"has other settings: local_steps = 1 there, local_steps = 2 here"):
         zeno.train(replace(SMALL, local_steps=2), tmp_path, resume=True)
     assert zeno.train(SMALL, tmp_path, resume=True)[:4] == first
 
@@ -396,14 +376,14 @@ def test_a_folder_that_knows_neither_setting_can_be_resumed(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"local_steps": 0}, "A run needs local_steps of at least 1. Found local_steps=0."),
-        ({"local_steps": 1.5}, "The setting local_steps does not take a float. Found local_steps=1.5."),
-        ({"worker_momentum": 1.0}, "A run needs worker_momentum of at least 0 and below 1. Found worker_momentum=1.0."),
-        ({"worker_momentum": -0.5}, "A run needs worker_momentum of at least 0 and below 1. Found worker_momentum=-0."),
-        ({"worker_momentum": "0.9"}, "The setting worker_momentum does not take a str. Found worker_momentum='0.9'."),
+        ({"local_steps": 0}, "The setting local_steps must be at least 1. Found local_steps=0."),
+        ({"local_steps": 1.5}, "The setting local_steps must be of type int. Found local_steps=1.5."),
+        ({"worker_momentum": 1.0}, "worker_momentum must be at least 0 and below 1. Found worker_momentum=1.0."),
+        ({"worker_momentum": -0.5}, "worker_momentum must be at least 0 and below 1. Found worker_momentum=-0.5."),
+        ({"worker_momentum": "0.9"}, "The setting worker_momentum must be of type float. Found worker_momentum='0.9'."),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
+def test_invalid_settings_raise(settings: dict[str, Any], words: str) -> None:
     for make in (from_settings, lambda values: Run(**values)):
         with pytest.raises(ValueError) as error:
             make(settings)

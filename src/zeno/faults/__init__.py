@@ -1,32 +1,32 @@
-"""WHAT goes wrong on a worker: one fault a file. They act through `zeno.cluster.Faulty`."""
+"""What can be wrong with a worker: one fault per file. `zeno.Faulty` injects them into a cluster."""
 
-from zeno.faults.alie import ALIE
-from zeno.faults.backdoor import Backdoor
-from zeno.faults.bit_flip import BitFlip
-from zeno.faults.crash import Crash
-from zeno.faults.fault import SCHEDULE, Fault
-from zeno.faults.faulty_cluster import Faulty
-from zeno.faults.feature_noise import FeatureNoise
-from zeno.faults.garbage import Garbage
-from zeno.faults.gaussian import Gaussian
-from zeno.faults.hang import Hang
-from zeno.faults.huge import Huge
-from zeno.faults.inner_product import InnerProduct
-from zeno.faults.label_flip import LabelFlip
-from zeno.faults.label_noise import LabelNoise
-from zeno.faults.mimic import Mimic
-from zeno.faults.min_max import MinMax
-from zeno.faults.min_sum import MinSum
-from zeno.faults.non_finite import NonFinite
-from zeno.faults.omniscient import Omniscient
-from zeno.faults.random_bits import RandomBits
-from zeno.faults.replay import Replay
-from zeno.faults.scene import Scene
-from zeno.faults.schedule import Schedule
-from zeno.faults.sign_flip import SignFlip
-from zeno.faults.slow import Slow
-from zeno.faults.together import Together, together
-from zeno.faults.zero import Zero
+from zeno.faults.alie import ALIE as ALIE
+from zeno.faults.backdoor import Backdoor as Backdoor
+from zeno.faults.bit_flip import BitFlip as BitFlip
+from zeno.faults.crash import Crash as Crash
+from zeno.faults.fault import Fault as Fault
+from zeno.faults.fault import Scene as Scene
+from zeno.faults.fault import Together as Together
+from zeno.faults.fault import together as together
+from zeno.faults.feature_noise import FeatureNoise as FeatureNoise
+from zeno.faults.garbage import Garbage as Garbage
+from zeno.faults.gaussian import Gaussian as Gaussian
+from zeno.faults.hang import Hang as Hang
+from zeno.faults.huge import Huge as Huge
+from zeno.faults.injection import Faulty as Faulty
+from zeno.faults.inner_product import InnerProduct as InnerProduct
+from zeno.faults.label_flip import LabelFlip as LabelFlip
+from zeno.faults.label_noise import LabelNoise as LabelNoise
+from zeno.faults.mimic import Mimic as Mimic
+from zeno.faults.min_max import MinMax as MinMax
+from zeno.faults.min_sum import MinSum as MinSum
+from zeno.faults.non_finite import NonFinite as NonFinite
+from zeno.faults.omniscient import Omniscient as Omniscient
+from zeno.faults.random_bits import RandomBits as RandomBits
+from zeno.faults.replay import Replay as Replay
+from zeno.faults.sign_flip import SignFlip as SignFlip
+from zeno.faults.slow import Slow as Slow
+from zeno.faults.zero import Zero as Zero
 
 FAULTS: dict[str, type[Fault]] = {
     # of the data
@@ -56,37 +56,4 @@ FAULTS: dict[str, type[Fault]] = {
     "slow": Slow,
     "garbage": Garbage,
 }
-"""Faults by the names that the command line and TOML files have for them."""
-
-__all__ = [
-    "ALIE",
-    "FAULTS",
-    "SCHEDULE",
-    "Backdoor",
-    "BitFlip",
-    "Crash",
-    "Fault",
-    "Faulty",
-    "FeatureNoise",
-    "Garbage",
-    "Gaussian",
-    "Hang",
-    "Huge",
-    "InnerProduct",
-    "LabelFlip",
-    "LabelNoise",
-    "Mimic",
-    "MinMax",
-    "MinSum",
-    "NonFinite",
-    "Omniscient",
-    "RandomBits",
-    "Replay",
-    "Scene",
-    "Schedule",
-    "SignFlip",
-    "Slow",
-    "Together",
-    "Zero",
-    "together",
-]
+"""Faults by their names on the command line and in TOML files."""

@@ -1,31 +1,25 @@
-"""A mark on the inputs that the model shall learn to obey."""
-
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from zeno.faults.fault import Fault, check_classes, check_count, check_share
+from zeno.faults.fault import Fault, check_classes
+from zeno.faults.parameters import Share
 from zeno.problem.dataset import Batch
+from zeno.rules.parameters import Count, PositiveCount
 
 
 @dataclass(frozen=True)
 class Backdoor(Fault):
-    """Puts a patch of size x size into a corner of a share of the samples, and calls these `label`.
+    """A backdoor: a patch of size x size in a corner of a share of the samples, which are labelled `label`.
 
-    The corner is that of the last rows and columns; of samples that are vectors, the last `size` features.
+    The corner is that of the last rows and columns; in samples that are vectors, the last `size` features.
     """
 
-    label: int = 0
-    size: int = 3
-    share: float = 0.5
+    label: Count = 0
+    size: PositiveCount = 3
+    share: Share = 0.5
     value: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count(self, "label", self.label, 0)
-        check_count(self, "size", self.size, 1)
-        check_share(self, "share", self.share)
 
     def on_batch(self, batch: Batch, classes: int | None, rng: np.random.Generator) -> Batch:
         inputs, targets = batch.inputs.clone(), batch.targets.clone()

@@ -1,17 +1,12 @@
-"""Flipped sign bits: the paper's bit-flipping failure."""
-
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from zeno.faults.fault import Fault
-from zeno.faults.scene import Scene
+from zeno.faults.fault import Fault, Scene
 
 
-@dataclass(frozen=True)
 class BitFlip(Fault):
-    """Flips the sign bit of every number; all faulty workers send the flipped gradient of the first of them."""
+    """Flipped sign bits: all faulty workers send minus the gradient of the first of them."""
 
     def needs(self, workers: Sequence[int], correct: Sequence[int]) -> Sequence[int]:
         return workers[:1]

@@ -1,19 +1,11 @@
-"""A process that is gone."""
-
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from zeno.faults.fault import Fault
-from zeno.faults.scene import Scene
-from zeno.workers.reply import Reply
+from zeno.faults.fault import IndependentFault, Scene
+from zeno.workers.reply import ErrorKind, Reply, ReplyError
 
 
-@dataclass(frozen=True)
-class Crash(Fault):
-    """Dies: there is no gradient, and the cluster says so at once."""
-
-    def needs(self, workers: Sequence[int], correct: Sequence[int]) -> Sequence[int]:
-        return ()
+class Crash(IndependentFault):
+    """The worker dies: instead of its gradient, the server receives an error at once."""
 
     def on_replies(self, replies: Sequence[Reply], scene: Scene) -> Iterable[Reply]:
-        return [Reply(reply.worker, scene.step, None, "died") for reply in replies]
+        return [Reply(reply.worker, scene.step, None, ReplyError(ErrorKind.DIED, "died")) for reply in replies]

@@ -1,16 +1,11 @@
-"""Poisoned labels: the paper's label-flipping failure."""
-
-from dataclasses import dataclass
-
 import numpy as np
 
 from zeno.faults.fault import Fault, check_classes
 from zeno.problem.dataset import Batch
 
 
-@dataclass(frozen=True)
 class LabelFlip(Fault):
-    """Computes its gradient from flipped labels: classes - 1 - label."""
+    """Flipped labels: classes - 1 - label."""
 
     def on_batch(self, batch: Batch, classes: int | None, rng: np.random.Generator) -> Batch:
         return Batch(batch.inputs, check_classes(self, classes) - 1 - batch.targets)

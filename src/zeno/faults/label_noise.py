@@ -1,23 +1,18 @@
-"""Labels that mean nothing."""
-
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from zeno.faults.fault import Fault, check_classes, check_share
+from zeno.faults.fault import Fault, check_classes
+from zeno.faults.parameters import Share
 from zeno.problem.dataset import Batch
 
 
 @dataclass(frozen=True)
 class LabelNoise(Fault):
-    """Computes its gradient from labels drawn at random, for a share of the samples."""
+    """Random labels for a share of the samples."""
 
-    share: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share(self, "share", self.share)
+    share: Share = 1.0
 
     def on_batch(self, batch: Batch, classes: int | None, rng: np.random.Generator) -> Batch:
         num = len(batch.targets)

@@ -1,19 +1,14 @@
-"""Nothing wrong with any one gradient, and too many of the same."""
-
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from zeno.faults.fault import Fault
-from zeno.faults.scene import Scene
+from zeno.faults.fault import Fault, Scene
 
 
-@dataclass(frozen=True)
 class Mimic(Fault):
-    """Sends what the first of the correct workers sent, so that its samples count too often (Karimireddy et al. 2022).
+    """Copies of the first correct worker's gradient, so that its samples count too often (Karimireddy et al. 2022).
 
-    Where no worker is correct there is nobody to copy, and each sends its own gradient.
+    Without a correct worker, each sends its own gradient.
     """
 
     def needs(self, workers: Sequence[int], correct: Sequence[int]) -> Sequence[int]:

@@ -1,39 +1,35 @@
-"""The worst that knowing everything allows."""
-
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from zeno.faults.fault import Fault
-from zeno.faults.scene import Scene
+from zeno.faults.fault import Fault, Scene
 
 SCALES = (0.1, 1.0, 10.0, 100.0)
-REFINEMENTS = 7  # so that the rule is asked 24 times in all
+REFINEMENTS = 7  # so that the rule is tried 24 times in all
 
 
-@dataclass(frozen=True)
 class Omniscient(Fault):
-    """Sends the vector that hurts the rule in use most, of some directions at any scale; -mu where nobody knows it.
+    """The most harmful of several directions and scales, found by trying the rule; -mean if the rule is unknown.
 
-    Harm is how far the update goes against mu. A larger scale harms more until the rule sees through it, so the best
-    one found is refined towards the next larger one.
+    Harm is how far the update points against mu. It grows with the scale until the rule rejects the vector, so the best
+    scale found is refined towards the next larger one.
     """
 
     def on_gradients(self, scene: Scene) -> Tensor:
-        mu, believe = scene.mu, scene.believe
-        if believe is None or not mu.isfinite().all():
+        mu, aggregate = scene.mu, scene.aggregate
+        if aggregate is None or not mu.isfinite().all():
             return scene.all_send(-mu)
         rows = scene.candidates(scene.own)
 
         def harm(vector: Tensor) -> float:
             rows[list(scene.workers)] = vector
-            update = believe(rows)
+            update = aggregate(rows)
             found = 0.0 if update is None else -float(update.double() @ mu.double())
             return found if math.isfinite(found) else -math.inf
 
-        tries = [(at, scale) for at in _harmful(scene) for scale in SCALES] + [(lambda t: t * mu, 0.1)]  # only dilutes
+        tries = [(at, scale) for at in _directions(scene) for scale in SCALES]
+        tries.append((lambda t: t * mu, 0.1))  # makes the mean smaller
         most, at, scale = max(((harm(at(scale)), at, scale) for at, scale in tries), key=lambda found: found[0])
         above = 10 * scale
         for _ in range(REFINEMENTS):
@@ -46,9 +42,9 @@ class Omniscient(Fault):
         return scene.all_send(at(scale))
 
 
-def _harmful(scene: Scene) -> list[Callable[[float], Tensor]]:
+def _directions(scene: Scene) -> list[Callable[[float], Tensor]]:
     """Vectors [d] by scale."""
     mu, sigma = scene.mu, scene.sigma
-    signs = -mu.sign() * (mu.norm() / mu.sign().norm().clamp(min=1))  # at mu's norm
-    turned = -1.1 * scene.correct.sum(dim=0) / len(scene.own)  # just enough to turn the mean of all around
+    signs = -mu.sign() * (mu.norm() / mu.sign().norm().clamp(min=1))  # with mu's norm
+    turned = -1.1 * scene.correct.sum(dim=0) / len(scene.own)  # just enough to reverse the mean of all
     return [lambda t: -t * mu, lambda t: mu - t * sigma, lambda t: t * signs, lambda t: t * turned]

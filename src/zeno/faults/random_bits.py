@@ -1,28 +1,22 @@
-"""Flipped bits in memory: a cosmic ray, a bad module."""
-
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from zeno.faults.fault import Fault, check_count
-from zeno.faults.scene import Scene
+from zeno.faults.fault import Fault, Scene
+from zeno.rules.parameters import PositiveCount, Requirement
+
+Bits = Annotated[int, Requirement("a whole number from 1 to 32", lambda value: type(value) is int and 1 <= value <= 32)]
 
 
 @dataclass(frozen=True)
 class RandomBits(Fault):
-    """Flips random bits, of the exponent too, in random words of its own gradient; in all where it has no more."""
+    """Random bit flips, also in exponents, in `words` random coordinates of the worker's gradient."""
 
-    words: int = 100
-    bits: int = 1  # of the 32 in each of these words
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count(self, "words", self.words, 1)
-        check_count(self, "bits", self.bits, 1)
-        if self.bits > 32:
-            raise ValueError(f"RandomBits needs bits of at most 32: a word has no more. Found bits={self.bits}.")
+    words: PositiveCount = 100
+    bits: Bits = 1  # in each of these words of 32
 
     def on_gradients(self, scene: Scene) -> Tensor:
         sent = scene.own.clone()

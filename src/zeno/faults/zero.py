@@ -1,21 +1,11 @@
-"""Nothing learned."""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from zeno.faults.fault import Fault
-from zeno.faults.scene import Scene
+from zeno.faults.fault import IndependentFault, Scene
 
 
-@dataclass(frozen=True)
-class Zero(Fault):
-    """Sends zeros."""
-
-    def needs(self, workers: Sequence[int], correct: Sequence[int]) -> Sequence[int]:
-        return ()
+class Zero(IndependentFault):
+    """All-zero gradients."""
 
     def on_gradients(self, scene: Scene) -> Tensor:
         return torch.zeros_like(scene.own)

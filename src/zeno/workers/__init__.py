@@ -1,8 +1,1 @@
-"""WHERE workers run."""
-
-from zeno.workers.cluster import NOBODY, Cluster, Status
-from zeno.workers.local import LocalCluster
-from zeno.workers.momentum_cluster import Remembering
-from zeno.workers.reply import Reply
-
-__all__ = ["NOBODY", "Cluster", "LocalCluster", "Remembering", "Reply", "Status"]
+"""Where gradients come from: the worker, the cluster protocol, clusters in this process and on Ray, momentum."""

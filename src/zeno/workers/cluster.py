@@ -1,4 +1,4 @@
-"""What every cluster offers: one reply from each worker for each step."""
+"""The cluster protocol: one reply from each worker for each step."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -12,7 +12,7 @@ NOBODY: Collection[int] = frozenset()
 
 
 class Status(NamedTuple):
-    """How many workers answer, how many missed the last deadline, and how many are not there at all."""
+    """How many workers reply, how many missed the last deadline, and how many are gone."""
 
     alive: int
     late: int
@@ -23,32 +23,55 @@ class Cluster(AbstractContextManager["Cluster"], Protocol):
     """Workers, wherever they run."""
 
     size: int
-    remote: bool = False  # whether the workers leave this process's cores free, to score replies while others compute
+    remote: bool = False  # whether workers leave the cores of this process free, to score replies while others compute
 
     @property
     def status(self) -> Status:
         return Status(self.size, 0, 0)
 
     def gradients(
-        self,
-        params: Tensor,  # [d]
-        buffers: Mapping[str, Tensor],
-        step: int,
-        need: int = 1,
-        skip: Collection[int] = NOBODY,
+        self, params: Tensor, buffers: Mapping[str, Tensor], step: int, need: int = 1, skip: Collection[int] = NOBODY
     ) -> Iterator[Reply]:
-        """One reply from each worker, in order of arrival; late ones to earlier steps may be among them.
+        """Yields one reply from each worker, as they arrive. Late replies to earlier steps may be among them.
 
-        With fewer than `need` replies the step will come to nothing: worth waiting for workers that are on their way back. Workers in
-        `skip` are not asked: they compute nothing, nothing comes from them, and nobody counts them as late or lost for
-        it. A later call may ask them, for the same step too.
+        With fewer than `need` gradients the step will be skipped, so it is worth waiting for workers that are being
+        restarted. Workers in `skip` compute and send nothing, and do not count as late or lost. A later call may ask
+        them, also for the same step.
         """
-        ...
 
     def state_to_save(self) -> Any:
-        """What a later cluster needs to go on as this one would, between two steps; None where that is nothing."""
+        """The state between two steps that another cluster needs in order to continue; None if there is none."""
         return None
 
     def load_state(self, state: Any) -> None:
-        """Goes on from what `state_to_save` returned."""
+        """Continues from what `state_to_save` returned."""
         return
+
+    def __exit__(self, *error: Any) -> None:
+        """Shuts the workers down, where that is needed."""
+        return
+
+
+class ClusterWrapper(Cluster):
+    """A cluster that changes the replies of another one, and forwards everything else to it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.size = cluster.size
+
+    @property
+    def status(self) -> Status:
+        return self.cluster.status
+
+    def state_to_save(self) -> dict[str, Any]:
+        return {"cluster": self.cluster.state_to_save()}
+
+    def load_state(self, state: Any) -> None:
+        self.cluster.load_state(state["cluster"])
+
+    def __enter__(self) -> "ClusterWrapper":
+        self.cluster.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.cluster.__exit__(*error)

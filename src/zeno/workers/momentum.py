@@ -1,30 +1,75 @@
-"""What a worker may send in place of its gradient: the decayed mean of all that it has computed."""
+"""Worker momentum: workers send the exponential moving average of their gradients."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
+from zeno.problem.threads import one_thread
 from zeno.rules.linalg.passes import all_finite
+from zeno.workers.checks import reply_error
+from zeno.workers.cluster import NOBODY, Cluster, ClusterWrapper
+from zeno.workers.reply import Reply
 
 
 class Momentum:
-    """Worker momentum: the decayed mean of one worker's gradients (Karimireddy, He and Jaggi, ICML 2021).
+    """Worker momentum: the exponential moving average of one worker's gradients (Karimireddy, He and Jaggi, ICML 2021).
 
-    m = g at first, m = beta * m + (1 - beta) * g from then on. Good workers come closer together by it, and what a
-    faulty one could hide in their noise at every step no longer fits. One for each worker: it is its worker's memory.
+    m = g at the first step, m = beta * m + (1 - beta) * g after it. Averaging brings the good workers closer together,
+    so a faulty one can no longer hide in the noise of single gradients. Use one instance per worker.
     """
 
     def __init__(self, beta: float) -> None:
         if not isinstance(beta, float | int) or not 0 <= beta < 1:
             raise ValueError(f"Momentum needs beta of at least 0 and below 1. Found beta={beta!r}.")
         self.beta = beta
-        self.mean: Tensor | None = None  # [d]: all that there is to save, and to go on from
+        self.mean: Tensor | None = None  # [d]: the whole state
 
     def __call__(self, gradient: Tensor) -> Tensor:  # [d] -> [d]
-        """The mean with this gradient, in memory of its own; one that is not finite comes back and is not counted."""
+        """The average including this gradient, as a copy. A gradient that is not finite is returned and not counted."""
         gradient = gradient.detach()
         if not all_finite(gradient):
             return gradient
         if self.mean is None:
             self.mean = gradient.clone()
-        else:  # not in place: somebody may hold the old one, as a state to go on from
+        else:  # not in place: the old one may be part of a saved state
             self.mean = (self.beta * self.mean.to(gradient)).add_(gradient, alpha=1 - self.beta)
         return self.mean.clone()
+
+
+class MomentumCluster(ClusterWrapper):
+    """Replaces each gradient of a cluster by the momentum of its worker.
+
+    The averages are kept on the server: a restarted worker continues with its own, they are part of checkpoints, and
+    the same run gives the same records in this process, on Ray and after a resume. They take the memory of a second
+    [m, d].
+
+    Replies that are not a gradient of this step pass unchanged. Wrap `Faulty` around this cluster, so that faults act
+    on what is sent, the momentum. While a fault ignores the gradients of its workers, nobody computes them, and their
+    averages do not change.
+    """
+
+    def __init__(self, cluster: Cluster, beta: float) -> None:
+        super().__init__(cluster)
+        self.remote = cluster.remote
+        self.momenta = [Momentum(beta) for _ in range(cluster.size)]
+
+    def gradients(
+        self, params: Tensor, buffers: Mapping[str, Tensor], step: int, need: int = 1, skip: Collection[int] = NOBODY
+    ) -> Iterator[Reply]:
+        for reply in self.cluster.gradients(params, buffers, step, need, skip):
+            if reply.late or reply.gradient is None or reply_error(reply, step, params, finite=False) is not None:
+                yield reply
+                continue
+            with one_thread():  # as the engine does between replies: the other cores belong to the workers
+                momentum = self.momenta[reply.worker](reply.gradient)
+            yield replace(reply, gradient=momentum)
+
+    def state_to_save(self) -> dict[str, Any]:
+        return {"means": [momentum.mean for momentum in self.momenta], **super().state_to_save()}
+
+    def load_state(self, state: Any) -> None:
+        for momentum, mean in zip(self.momenta, state["means"], strict=True):
+            momentum.mean = mean
+        super().load_state(state)

@@ -1,39 +1,39 @@
-"""One worker: one gradient from samples of its own, or the sum of several on its way."""
+"""A worker: computes one gradient per step from its own samples, or the sum of several local steps."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from zeno.problem import Problem
 from zeno.problem.dataset import Batch, Dataset, draw, generator
+from zeno.problem.problem import Problem
 
 
 @dataclass(frozen=True)
 class Worker:
-    """Computes the gradient of a batch that is decided by (seed, worker, step) alone."""
+    """Computes the gradient of a batch that depends on (seed, worker, step) only."""
 
     index: int
     problem: Problem
     dataset: Dataset
-    shard: Tensor  # which samples of the dataset are this worker's
+    shard: Tensor  # indices of this worker's samples in the dataset
     batch_size: int
     seed: int
-    precision: str = "float32"  # of the gradient's computation; what is sent is always in the parameters' own
-    local_steps: int = 1  # that it takes by itself, each on a batch of its own
-    lrs: Sequence[float] = ()  # of every step of the run; only local steps need them
+    precision: str = "float32"  # in which the gradient is computed; it is sent in the dtype of the parameters
+    local_steps: int = 1  # each on its own batch
+    lrs: Sequence[float] = ()  # learning rate of every step of the run; only local steps need them
     transform: Callable[[Batch, int], Batch] | None = None  # (batch, step) -> the batch to learn from
 
     def batch(self, step: int) -> Batch:
-        """All samples of a step, those of every local step after one another."""
+        """The samples of a step: the batches of all local steps, concatenated."""
         rng = generator(self.seed, "batch", self.index, step)
         batch = self.dataset.batch(draw(self.shard, self.local_steps * self.batch_size, rng))
         return batch if self.transform is None else self.transform(batch, step)
 
     def gradient_of(self, batch: Batch, params: Tensor, buffers: Mapping[str, Tensor], step: int) -> Tensor:  # [d]
-        """Of the whole batch, or with local steps the sum u of the gradients on the way, each of its part of the batch.
+        """The gradient of the batch; with local steps, the sum u of their gradients, each on its part of the batch.
 
-        So x - lr * u is where plain SGD arrives, and (x - that) / lr is u: the server tries it as it does a gradient.
+        So x - lr * u is where plain SGD arrives, and the server can score u like a gradient.
         """
         self.problem.load_buffers(buffers)
         dropout = generator(self.seed, "dropout", self.index, step)

@@ -22,17 +22,19 @@ import torch
 from torch import Tensor, nn
 
 import zeno
-from zeno.problem import Problem
+from zeno.problem.oracle import LossOracle
+from zeno.problem.problem import Problem
 from zeno.problem.tasks import with_model
 from zeno.records.folder import RECORDS_FILE, read
 from zeno.server.engine import Engine
 from zeno.server.scorers import ThreadScorer
-from zeno.training.run import from_settings
+from zeno.training.settings import from_settings
 from zeno.workers import ray as on_ray
-from zeno.workers.cluster import NO_FAULTS
 from zeno.workers.ray import RayCluster, RayScorers
-from zeno.workers.ray.cluster import Actor, Answer, Call, Deadline, reply_of
+from zeno.workers.ray.actor import Actor, Answer, Call
+from zeno.workers.ray.deadline import Deadline
 from zeno.workers.ray.session import find_ray
+from zeno.workers.reply import ErrorKind, ReplyError
 from zeno.workers.worker import Worker
 
 pytestmark = [
@@ -41,7 +43,7 @@ pytestmark = [
 ]
 
 RUN = zeno.Run(workers=6, batch_size=20, steps=8, eval_every=4, rule=zeno.Zeno(trim=2))
-ON_RAY = zeno.Setup(cluster="ray")
+ON_RAY = zeno.ExecutionSettings(cluster="ray")
 ALL_KINDS = (
     zeno.Backdoor(on=2, size=2)
     + zeno.LabelNoise(share=0.5, redraw=True, on=1)
@@ -57,26 +59,33 @@ D = 50
 
 @dataclass(frozen=True)
 class Odd:
-    """A worker that sends what `by_step` says of a step, and its own number, d times, otherwise."""
+    """A worker that sends `by_step[step]()`, and otherwise its index, d times."""
 
     index: int
     by_step: Mapping[int, Callable[[], Any]]
 
-    def gradient(
-        self, params: Tensor, buffers: Mapping[str, Tensor], step: int, fault: zeno.Fault | None = None
-    ) -> Any:
+    def gradient(self, params: Tensor, buffers: Mapping[str, Tensor], step: int) -> Any:
         return self.by_step[step]() if step in self.by_step else torch.full((D,), float(self.index))
 
 
 def ask(cluster: zeno.Cluster, step: int, need: int = 1) -> dict[int, zeno.Reply]:
     """The replies of one step by worker; exactly one from each."""
-    replies = [r for r in cluster.gradients(torch.zeros(D), {}, step, NO_FAULTS, need) if not r.late]
+    replies = [r for r in cluster.gradients(torch.zeros(D), {}, step, need) if not r.late]
     assert sorted(r.worker for r in replies) == list(range(cluster.size))
     return {r.worker: r for r in replies}
 
 
+KINDS = {
+    ErrorKind.LATE: ("no answer", "its answer was lost", "is starting", "is being restarted"),
+    ErrorKind.DIED: ("died", "cannot be started"),
+}
+
+
 def errors(cluster: zeno.Cluster, step: int, need: int = 1) -> dict[int, str]:
-    return {i: r.error for i, r in ask(cluster, step, need).items() if r.error is not None}
+    """Why there is no gradient, by worker."""
+    found = {i: r.error for i, r in ask(cluster, step, need).items() if r.error is not None}
+    assert all(error.text.startswith(KINDS[error.kind]) for error in found.values())
+    return {i: error.text for i, error in found.items()}
 
 
 def until_back(cluster: zeno.Cluster, first_step: int, seconds: float = 60.0) -> int:
@@ -110,50 +119,65 @@ def until_back(cluster: zeno.Cluster, first_step: int, seconds: float = 60.0) ->
     ],
 )
 def test_the_same_run_gives_the_same_records_here_and_on_ray(run: zeno.Run) -> None:
-    assert zeno.train(run, setup=ON_RAY) == zeno.train(run)
+    assert zeno.train(run, execution=ON_RAY) == zeno.train(run)
 
 
 @pytest.mark.slow
 def test_scorers_give_the_same_records() -> None:
     run = replace(RUN, model="small_cnn", eval_samples=100, steps=4, rule=zeno.Zeno(trim=2, batch_size=32))
-    assert zeno.train(run, setup=replace(ON_RAY, scorers=2)) == zeno.train(run)
+    assert zeno.train(run, execution=replace(ON_RAY, scorers=2)) == zeno.train(run)
 
 
-# Replies that are no gradients
+# Malformed replies
 
 
 def raises() -> Tensor:
     raise ZeroDivisionError("out of luck")
 
 
-BROKEN: list[tuple[str, Callable[[], Any], str]] = [
-    ("raises", raises, "raised ZeroDivisionError: out of luck"),
-    ("a string", lambda: "hello", "sent str, expected a tensor"),
-    ("nothing", lambda: None, "sent NoneType, expected a tensor"),
-    ("12 numbers", lambda: torch.ones(12), f"sent numbers of shape [12], expected [{D}]"),
-    ("500 MB", lambda: torch.ones(125_000_000), f"sent numbers of shape [125000000], expected [{D}]"),
-    ("float64", lambda: torch.ones(D, dtype=torch.float64), "sent float64, expected float32"),
-    ("bf16", lambda: torch.ones(D, dtype=torch.bfloat16), "raised TypeError"),
-    ("an array", lambda: np.ones(D, np.float32), "sent ndarray, expected a tensor"),
+EXPECTED = "expected torch.float32, torch.strided"
+BROKEN: list[tuple[str, Callable[[], Any], ErrorKind, str]] = [
+    ("raises", raises, ErrorKind.RAISED, "raised ZeroDivisionError: out of luck"),
+    ("a string", lambda: "hello", ErrorKind.MALFORMED, "sent str, expected a tensor"),
+    ("nothing", lambda: None, ErrorKind.MALFORMED, "sent NoneType, expected a tensor"),
+    ("12 numbers", lambda: torch.ones(12), ErrorKind.MALFORMED, f"sent numbers of shape [12], expected [{D}]"),
+    (
+        "500 MB",
+        lambda: torch.ones(125_000_000),
+        ErrorKind.MALFORMED,
+        f"sent numbers of shape [125000000], expected [{D}]",
+    ),
+    (
+        "float64",
+        lambda: torch.ones(D, dtype=torch.float64),
+        ErrorKind.MALFORMED,
+        f"sent torch.float64, torch.strided, {EXPECTED}",
+    ),
+    (
+        "bf16",
+        lambda: torch.ones(D, dtype=torch.bfloat16),
+        ErrorKind.MALFORMED,
+        f"sent torch.bfloat16, torch.strided, {EXPECTED}",
+    ),
+    ("an array", lambda: np.ones(D, np.float32), ErrorKind.MALFORMED, "sent ndarray, expected a tensor"),
 ]
 
 
 @pytest.fixture(scope="module")
 def odd(ray_session: None) -> Iterator[RayCluster]:
-    by_step = {step: make for step, (_, make, _) in enumerate(BROKEN)}
+    by_step = {step: make for step, (_, make, *_) in enumerate(BROKEN)}
     workers = [Odd(i, by_step if i == 1 else {}) for i in range(4)]
     with RayCluster(workers, deadline=30.0, cpus_per_actor=0) as cluster:  # beside the clusters of other tests
         yield cluster
 
 
-@pytest.mark.parametrize("kind", range(len(BROKEN)), ids=[name for name, _, _ in BROKEN])
-def test_a_broken_reply_is_an_error_of_its_worker_only(odd: RayCluster, kind: int) -> None:
-    replies = ask(odd, kind)
+@pytest.mark.parametrize("step", range(len(BROKEN)), ids=[name for name, *_ in BROKEN])
+def test_a_broken_reply_is_an_error_of_its_worker_only(odd: RayCluster, step: int) -> None:
+    replies = ask(odd, step)
     assert {i: r.gradient.tolist() for i, r in replies.items() if r.gradient is not None} == {
         i: [float(i)] * D for i in (0, 2, 3)
     }
-    assert replies[1].error is not None
-    assert replies[1].error.startswith(BROKEN[kind][2])
+    assert replies[1].error == ReplyError(*BROKEN[step][2:])
     assert odd.status == (4, 0, 0), "it did answer"
 
 
@@ -167,36 +191,44 @@ def test_workers_that_are_skipped_are_not_asked_and_neither_late_nor_lost(odd: R
         }
         assert len(replies) == 4 - len(skip)
         assert odd.status == (4, 0, 0)
-        assert not any(seat.under_way or seat.to_ask for seat in odd.seats)
+        assert not any(actor.calls or actor.to_ask for actor in odd.actors)
     assert list(needed) == before, "how long it took to ask nobody says nothing of the deadline"
     assert errors(odd, step + 1) == {}
 
 
-def test_what_an_actor_sends_is_checked_before_anything_touches_it() -> None:
-    call, good = Call(3, 7), np.ones(D, np.float32)
+def test_answers_of_actors_are_checked_before_they_are_used() -> None:
+    call, good, like = Call(3, 7), np.ones(D, np.float32), torch.zeros(D)
 
-    def error(answer: object) -> str | None:
-        return reply_of(answer, call).error
+    def error(answer: object) -> tuple[str, str]:
+        found = call.reply(answer, like).error
+        assert found is not None
+        return found.kind.value, found.text
 
-    reply = reply_of(Answer(7, good), call)
+    reply = call.reply(Answer(7, good), like)
     assert (reply.worker, reply.step, reply.error) == (3, 7, None)
     assert isinstance(reply.gradient, Tensor)
-    assert reply_of(Answer(5, good), call).step == 5, "an old step's gradient says so, and the server drops it"
-    assert error("hello") == "sent str, expected an answer"
-    assert error((7, good, None)) == "sent tuple, expected an answer"
-    assert error(Answer("7", good)) == "sent Answer, expected an answer"  # type: ignore[arg-type]
-    assert error(Answer(7, good.astype(np.float64))) == "sent float64, expected float32"
-    assert error(Answer(7, good.view(np.matrix))) == "sent matrix, expected float32"
-    assert error(Answer(7, None)) == "sent NoneType, expected float32"
-    assert error(Answer(7, None, "raised OSError: x")) == "raised OSError: x"
-    assert error(Answer(7, None, "died")) == "raised died", "whether a worker died is not for it to say"
+    assert call.reply(Answer(5, good), like).step == 5, "an old step's gradient says so, and the server discards it"
+    assert error("hello") == ("malformed", "sent str, expected an answer")
+    assert error((7, good, None)) == ("malformed", "sent tuple, expected an answer")
+    assert error(Answer("7", good)) == ("malformed", "sent Answer, expected an answer")  # type: ignore[arg-type]
+    assert error(Answer(7, good.astype(np.float64))) == ("malformed", f"sent torch.float64, torch.strided, {EXPECTED}")
+    assert error(Answer(7, good.view(np.matrix))) == ("malformed", "sent matrix, expected an array of floating point")
+    assert error(Answer(7, None)) == ("malformed", "sent NoneType, expected an array of floating point")
+    assert error(Answer(7, good.astype(object))) == ("malformed", "sent ndarray, expected an array of floating point")
+    assert error(Answer(7, good.astype(">f4"))) == ("malformed", "sent ndarray, expected an array of floating point")
+    assert error(Answer(7, good[:3])) == ("malformed", f"sent numbers of shape [3], expected [{D}]")
+    raised = ReplyError(ErrorKind.RAISED, "raised OSError: x")
+    assert error(Answer(7, None, raised)) == ("raised", "raised OSError: x")
+    died = ReplyError(ErrorKind.DIED, "died")
+    assert error(Answer(7, None, died)) == ("raised", "raised died"), "only the driver can say that a worker died"
+    assert error(Answer(7, None, "died")) == ("raised", "raised died")  # type: ignore[arg-type]
 
 
-def test_actors_that_send_what_ours_never_would_are_on_the_record_and_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the driver has to see by itself: these actors are not of our making."""
+def test_malformed_answers_of_foreign_actors_are_recorded_and_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver checks answers itself: actors may be replaced."""
 
     class Lying(Actor):  # in here, so that it travels as a whole
-        def gradient(self, worker: int, step: int, sent: Any, fault: Any) -> Any:
+        def gradient(self, worker: int, step: int, inputs: Any) -> Any:
             good = np.ones(D, np.float32)
             lies: dict[int, Callable[[], Any]] = {
                 1: lambda: Answer(step, np.full(D, np.nan, np.float32)),
@@ -223,13 +255,13 @@ def test_actors_that_send_what_ours_never_would_are_on_the_record_and_out(monkey
         for step in (5, 6):
             outcome = server.step(step)
             unreadable = outcome.errors.pop(7)
-            assert unreadable.startswith("sent what cannot be read")
-            assert outcome.errors == {
+            assert unreadable.text.startswith("sent what cannot be read")
+            assert {i: error.text for i, error in outcome.errors.items()} == {
                 1: "sent numbers that are not finite",
                 2: f"sent the gradient of step {step - 1}, expected step {step}",
                 3: f"sent numbers of shape [125000000], expected [{D}]",
                 4: "sent str, expected an answer",
-                5: "sent float64, expected float32",
+                5: f"sent torch.float64, torch.strided, {EXPECTED}",
                 6: "sent ndarray, expected an answer",
             }
             assert outcome.aggregate is not None
@@ -245,7 +277,7 @@ def test_actors_that_send_what_ours_never_would_are_on_the_record_and_out(monkey
 def test_workers_that_are_killed_are_missing_for_a_while_and_come_back() -> None:
     with RayCluster([Odd(i, {}) for i in range(4)], workers_per_actor=1, deadline=30.0) as cluster:
         assert errors(cluster, 0) == {}
-        killed = cluster.seats[2].pid
+        killed = cluster.actors[2].pid
         assert killed is not None
         os.kill(killed, signal.SIGKILL)
         assert errors(cluster, 1) == {2: "died"}
@@ -254,7 +286,7 @@ def test_workers_that_are_killed_are_missing_for_a_while_and_come_back() -> None
         assert errors(cluster, 2) == {2: "died"}
         assert time.monotonic() - began < 5, "nobody waits for one that is away"
         until_back(cluster, 3)
-        assert cluster.seats[2].pid != killed
+        assert cluster.actors[2].pid != killed
         assert cluster.status == (4, 0, 0)
 
 
@@ -270,7 +302,7 @@ def test_when_all_but_one_are_killed_in_one_step_the_one_goes_on_and_the_others_
 
 
 @pytest.mark.slow
-def test_a_step_that_would_come_to_nothing_waits_for_workers_that_are_on_their_way_back() -> None:
+def test_a_step_with_too_few_replies_waits_for_workers_that_are_restarting() -> None:
     by_step = {1: lambda: os.kill(os.getpid(), signal.SIGKILL)}
     with RayCluster([Odd(i, by_step) for i in range(2)], workers_per_actor=1, deadline=60.0) as cluster:
         assert errors(cluster, 1) == {0: "died", 1: "died"}
@@ -279,7 +311,7 @@ def test_a_step_that_would_come_to_nothing_waits_for_workers_that_are_on_their_w
 
 def test_a_worker_that_hangs_is_killed_when_patience_ends_and_comes_back() -> None:
     with RayCluster([Odd(i, {}) for i in range(3)], workers_per_actor=1, deadline=1.0, patience=2) as cluster:
-        stopped = cluster.seats[1].pid
+        stopped = cluster.actors[1].pid
         assert stopped is not None
         os.kill(stopped, signal.SIGSTOP)
         began = time.monotonic()
@@ -292,7 +324,7 @@ def test_a_worker_that_hangs_is_killed_when_patience_ends_and_comes_back() -> No
         assert errors(cluster, 2) == {1: "is being restarted: it did not answer"}
         assert time.monotonic() - began < 0.9, "nobody waits for it now"
         until_back(cluster, 3)
-        assert cluster.seats[1].pid != stopped
+        assert cluster.actors[1].pid != stopped
 
 
 def test_a_late_reply_is_dropped_and_counted_and_its_worker_goes_on() -> None:
@@ -318,8 +350,8 @@ def test_a_packed_actor_that_is_slow_delivers_what_it_can_and_has_no_queue_of_ol
     with RayCluster([Odd(i, by_step) for i in range(6)], workers_per_actor=6, deadline=1.0) as cluster:
         missing = [len(errors(cluster, step)) for step in range(4)]
         assert 0 < min(missing) < 6
-        assert cluster.seats[0].missed <= 1, "it is slow, and does not hang"
-        assert len(cluster.seats[0].under_way) <= 2
+        assert cluster.actors[0].missed <= 1, "it is slow, and does not hang"
+        assert len(cluster.actors[0].calls) <= 2
         until_back(cluster, 4, seconds=5.0)
 
 
@@ -335,17 +367,17 @@ def test_training_survives_killed_and_stopped_workers(monkeypatch: pytest.Monkey
     monkeypatch.setattr(RayCluster, "__enter__", spy)
 
     def hurt(record: zeno.Record) -> None:
-        for step, seat, number in ((5, 0, signal.SIGKILL), (6, 1, signal.SIGSTOP), (40, 2, signal.SIGKILL)):
-            pid = clusters[0].seats[seat].pid
+        for step, actor, number in ((5, 0, signal.SIGKILL), (6, 1, signal.SIGSTOP), (40, 2, signal.SIGKILL)):
+            pid = clusters[0].actors[actor].pid
             if record.step == step and pid is not None:
                 os.kill(pid, number)
         time.sleep(0.05)  # so that some steps see them back
 
     setup = replace(ON_RAY, workers_per_actor=2, deadline=1.0, patience=2)
-    records = zeno.train(run, on_record=hurt, setup=setup)
+    records = zeno.train(run, on_record=hurt, execution=setup)
     undisturbed = zeno.train(run)
     assert all(r.skipped is None for r in records)
-    reasons = {(worker, why.split(",")[0].split(":")[0]) for r in records for worker, why in r.errors.items()}
+    reasons = {(worker, why.text.split(",")[0].split(":")[0]) for r in records for worker, why in r.errors.items()}
     assert {(0, "died"), (2, "no answer in 1.0 s"), (2, "is being restarted"), (4, "died")} <= reasons
     assert records[-1].accuracy is not None
     assert undisturbed[-1].accuracy is not None
@@ -353,10 +385,8 @@ def test_training_survives_killed_and_stopped_workers(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_an_actor_that_cannot_be_made_again_is_tried_again_from_time_to_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(on_ray.cluster, "MAKE_AGAIN", 1.0)
+def test_an_actor_that_cannot_be_created_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray.proxy, "CREATE_SECONDS", 1.0)
     broken = tmp_path / "broken"
     workers = [Fussy(0, tmp_path / "none", {}), Fussy(1, broken, {1: lambda: os.kill(os.getpid(), signal.SIGKILL)})]
     with RayCluster(workers, workers_per_actor=1, deadline=30.0) as cluster:
@@ -386,7 +416,7 @@ def make_fussy(index: int, file: Path, by_step: Mapping[int, Callable[[], Any]])
     return Fussy(index, file, by_step)
 
 
-def test_workers_that_cannot_be_made_at_all_end_the_run_with_the_reason(tmp_path: Path) -> None:
+def test_workers_that_cannot_be_created_end_the_run_with_the_reason(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.touch()
     with (
@@ -438,9 +468,11 @@ def test_workers_that_all_become_slower_than_the_deadline_are_waited_for_longer(
 
 
 @pytest.mark.slow
-def test_an_actor_that_hangs_on_its_way_back_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray.cluster, "START_SECONDS", 20.0)
-    monkeypatch.setattr(on_ray.cluster, "MAKE_AGAIN", 1.0)
+def test_an_actor_that_hangs_while_it_restarts_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_ray.proxy, "START_SECONDS", 20.0)
+    monkeypatch.setattr(on_ray.proxy, "CREATE_SECONDS", 1.0)
     hanging = tmp_path / "hanging"
     workers = [Odd(0, {}), Hanging(1, hanging, {1: lambda: os.kill(os.getpid(), signal.SIGKILL)})]
     with RayCluster(workers, workers_per_actor=1, deadline=30.0) as cluster:
@@ -494,9 +526,9 @@ def test_candidates_are_scored_while_others_are_still_computing() -> None:
             yield replies[-1]
 
     class Spying(ThreadScorer):
-        def _score_what_arrived(self) -> None:
+        def _score_arrived(self) -> None:
             rows = [worker for worker, _ in self._arrived]
-            super()._score_what_arrived()
+            super()._score_arrived()
             scored.extend(rows)
 
     task = zeno.load_task("digits")
@@ -514,7 +546,7 @@ def test_candidates_are_scored_while_others_are_still_computing() -> None:
     assert int(outcome.aggregate.kept.sum()) == 3
 
 
-def oracle_and_candidates() -> tuple[zeno.Oracle, Tensor]:
+def oracle_and_candidates() -> tuple[LossOracle, Tensor]:
     task = with_model(zeno.load_task("digits"), "small_cnn")
     torch.manual_seed(0)
     problem = Problem(task.model(), task.loss)
@@ -542,7 +574,7 @@ def test_scores_on_small_samples_have_the_same_bits_on_scorers() -> None:
     problem = Problem(nn.Linear(8, 2))
     oracle = problem.at(problem.flat.clone(), 0.1, zeno.Batch(torch.randn(4, 8), torch.arange(4) % 2))
     candidates = torch.randn(6, problem.size)
-    expected = oracle(candidates)
+    expected = oracle.descents(candidates)
     scorers = RayScorers(problem, 1)
     try:
         scorers.begin(oracle, 6)
@@ -557,7 +589,7 @@ def test_scores_on_small_samples_have_the_same_bits_on_scorers() -> None:
 def test_a_scorer_that_dies_or_hangs_changes_no_score(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_ray.scorers, "LEAST_WAIT", 4.0 if number == signal.SIGSTOP else 60.0)
     oracle, candidates = oracle_and_candidates()
-    expected = oracle(candidates)
+    expected = oracle.descents(candidates)
     scorers = RayScorers(oracle.problem, 2)
     try:
         for step in range(2):
@@ -648,7 +680,7 @@ def test_ctrl_c_stops_the_actors_saves_a_checkpoint_and_says_how_to_go_on(tmp_pa
     os.killpg(process.pid, signal.SIGINT)  # to all of them, as a terminal does
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 130, errors
-    assert f"to go on: zeno train --resume {tmp_path / 'run'}" in errors
+    assert f"to continue: zeno train --resume {tmp_path / 'run'}" in errors
     assert "4 workers in" in errors
     assert len(started) > 4
     left = [pid for pid in started if Path(f"/proc/{pid}/stat").exists() and alive(pid)]
@@ -658,7 +690,7 @@ def test_ctrl_c_stops_the_actors_saves_a_checkpoint_and_says_how_to_go_on(tmp_pa
 
     done = len(read(tmp_path / "run"))
     run = from_settings({"workers": 4, "trim": 2, "steps": done + 5})
-    assert zeno.train(run, tmp_path / "run", setup=ON_RAY, resume=True) == zeno.train(run)
+    assert zeno.train(run, tmp_path / "run", execution=ON_RAY, resume=True) == zeno.train(run)
 
 
 def alive(pid: int) -> bool:
@@ -669,26 +701,26 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_what_handled_sigterm_before_does_so_afterwards() -> None:
+def test_the_sigterm_handler_is_restored() -> None:
     code = (
         "import signal\n"
-        "from zeno.workers.ray import Session\n"
+        "from zeno.workers.ray import start_or_join\n"
         "signal.signal(signal.SIGTERM, own := lambda number, frame: None)\n"
-        "with Session(): pass\n"
+        "with start_or_join(): pass\n"
         "assert signal.getsignal(signal.SIGTERM) is own\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_a_model_that_cannot_travel_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_model_in_float64_raises_before_anything_starts(tmp_path: Path) -> None:
     digits = zeno.load_task("digits")
     task = zeno.Task(digits.train, digits.test, lambda: digits.model().double())
-    with pytest.raises(ValueError, match=r"sends float32 and nothing else\. Found parameters of torch\.float64"):
-        zeno.train(replace(RUN, task=task), tmp_path / "run", setup=ON_RAY)
+    with pytest.raises(ValueError, match=r"sends float32 only\. Found parameters of torch\.float64"):
+        zeno.train(replace(RUN, task=task), tmp_path / "run", execution=ON_RAY)
     assert not (tmp_path / "run").exists()
 
 
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"pip install 'zeno-sgd\[ray\]'"):
-        zeno.train(RUN, setup=ON_RAY)
+        zeno.train(RUN, execution=ON_RAY)

@@ -1,6 +1,6 @@
-"""Machines that go away, freeze and join, on one machine: each node of the Ray cluster has a raylet of its own.
+"""Machines that go away, freeze and join, on one machine: each node of the Ray cluster has its own raylet.
 
-A scenario runs in a process of its own, which this file is the script of: other tests keep a Ray session in theirs.
+A scenario runs this file as a script in its own process, since other tests keep a Ray session in theirs.
 """
 
 import json
@@ -42,11 +42,11 @@ Steps = Generator[None, zeno.Record, None]
 
 
 class Over(KeyboardInterrupt):
-    """The scenario has seen what it was to see, and ends the run as Ctrl-C would."""
+    """The scenario is complete, and ends the run as Ctrl-C would."""
 
 
 class Seen(RayCluster):
-    """Where its actors are can be asked."""
+    """A cluster that knows the node of each actor."""
 
     made: "list[Seen]" = []  # noqa: RUF012
 
@@ -62,7 +62,7 @@ class Seen(RayCluster):
         def node(actor: object) -> str:
             return str(import_module("ray").get_runtime_context().get_node_id())
 
-        return [str(ray.get(seat.handle.__ray_call__.remote(node), timeout=60)) for seat in self.seats]
+        return [str(ray.get(actor.handle.__ray_call__.remote(node), timeout=60)) for actor in self.actors]
 
 
 class Machines:
@@ -78,11 +78,11 @@ class Machines:
         return self.cluster.add_node(num_cpus=1)
 
     def remove(self, node_id: str) -> None:
-        """As if the plug were pulled, and the network told at once."""
+        """As if the plug were pulled, and the network notified at once."""
         self.cluster.remove_node(self._node(node_id), allow_graceful=False)
 
     def freeze(self, node_id: str) -> None:
-        """As if the cable were pulled: nothing comes any more, and nobody is told."""
+        """As if the cable were pulled: no message arrives, and nobody is notified."""
         raylet = self._node(node_id).all_processes["raylet"][0].process.pid
         self.frozen = [raylet, *children(raylet)]
         for pid in self.frozen:
@@ -113,7 +113,7 @@ def more(steps: int) -> Steps:
 
 
 def scenario(what: str, cpus_per_actor: float, deadline: float, file: str) -> None:
-    """Trains while machines come and go, and writes down what was seen."""
+    """Trains while machines leave and join, and records what happens."""
     machines = Machines()
     records: list[zeno.Record] = []
     seen: dict[str, Any] = {"at": {}}  # when: the number of records by then
@@ -126,8 +126,8 @@ def scenario(what: str, cpus_per_actor: float, deadline: float, file: str) -> No
         cluster = Seen.made[0]
         homes = seen["homes"] = cluster.homes()
         lost = seen["lost node"] = next(node.node_id for node in machines.nodes if node.node_id in homes)
-        there = [seat for seat, home in zip(cluster.seats, homes, strict=True) if home == lost]
-        seen["lost"] = [worker for seat in there for worker in seat.workers]
+        there = [actor for actor, home in zip(cluster.actors, homes, strict=True) if home == lost]
+        seen["lost"] = [worker for actor in there for worker in actor.workers]
         happens("leaves")
         if what == "freezes":
             machines.freeze(lost)
@@ -157,12 +157,12 @@ def scenario(what: str, cpus_per_actor: float, deadline: float, file: str) -> No
             raise Over from None
         time.sleep(PACE)
 
-    setup = zeno.Setup(
+    setup = zeno.ExecutionSettings(
         cluster="ray", address=machines.cluster.address, cpus_per_actor=cpus_per_actor, deadline=deadline, patience=2
     )
     import_module("zeno.workers.ray").RayCluster = Seen  # type: ignore[attr-defined]
     try:
-        zeno.train(RUN, on_record=on_record, setup=setup)
+        zeno.train(RUN, on_record=on_record, execution=setup)
     except Over:
         pass
     finally:
@@ -176,7 +176,7 @@ def scenario(what: str, cpus_per_actor: float, deadline: float, file: str) -> No
 
 @dataclass
 class Story:
-    """What was seen of a scenario."""
+    """The records of a scenario."""
 
     records: list[zeno.Record]
     at: dict[str, int]
@@ -188,7 +188,7 @@ class Story:
     def reasons(self, start: str, end: str) -> list[str]:
         """All of them, once, in order of their first step."""
         records = self.between(start, end)
-        return list(dict.fromkeys(reason for record in records for reason in record.errors.values()))
+        return list(dict.fromkeys(str(error) for record in records for error in record.errors.values()))
 
     def loss(self, at: str) -> float:
         loss = self.records[self.at[at] - 1].train_loss
@@ -197,7 +197,7 @@ class Story:
 
 
 def watch(what: str, cpus_per_actor: float, deadline: float) -> Story:
-    """Runs a scenario on loopback, with files and a token of its own."""
+    """Runs a scenario on loopback, with its own files and token."""
     with tempfile.TemporaryDirectory(prefix="zeno-", dir="/tmp", ignore_cleanup_errors=True) as folder:  # for sockets
         file = Path(folder) / "seen.json"
         environment = {

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import zeno
-from zeno.problem import Problem
+from zeno.problem.problem import Problem
 from zeno.problem.tasks import with_model
 from zeno.workers.ray import RayCluster
 from zeno.workers.ray.session import find_ray
+from zeno.workers.reply import ErrorKind, ReplyError
 from zeno.workers.worker import Worker
 
 pytestmark = [
@@ -24,7 +25,7 @@ pytestmark = [
     pytest.mark.usefixtures("ray_session"),
 ]
 
-TWENTY = zeno.Setup(cluster="ray", workers_per_actor=1)
+TWENTY = zeno.ExecutionSettings(cluster="ray", workers_per_actor=1)
 
 
 @pytest.fixture
@@ -48,14 +49,14 @@ def test_nineteen_of_twenty_are_killed_in_one_step_and_come_back(clusters: list[
     def hurt(record: zeno.Record) -> None:
         alive.append(record.workers["alive"])
         if record.step == 10:
-            for seat in clusters[0].seats[:-1]:
-                assert seat.pid is not None
-                os.kill(seat.pid, signal.SIGKILL)
+            for actor in clusters[0].actors[:-1]:
+                assert actor.pid is not None
+                os.kill(actor.pid, signal.SIGKILL)
         if alive[-1] < 20:
             time.sleep(0.5)  # so that the run does not end before they are back
 
-    records = zeno.train(run, on_record=hurt, setup=TWENTY)
-    assert records[11].errors == dict.fromkeys(range(19), "died")
+    records = zeno.train(run, on_record=hurt, execution=TWENTY)
+    assert records[11].errors == dict.fromkeys(range(19), ReplyError(ErrorKind.DIED, "died"))
     assert alive[11] == 1
     assert alive[-1] == 20, "they are back"
     assert records[-1].errors == {}
@@ -95,7 +96,7 @@ def test_twenty_workers_of_one_machine_share_the_data_set() -> None:
         for step in range(3):
             replies = list(cluster.gradients(problem.flat.clone(), problem.buffers, step))
             assert [r.error for r in replies] == [None] * 20
-        extra = [pss(seat.pid) - pss(nothing) for seat in cluster.seats if seat.pid is not None]
+        extra = [pss(actor.pid) - pss(nothing) for actor in cluster.actors if actor.pid is not None]
         ray.kill(idle)
     assert len(extra) == 20
     assert max(extra) < 150, extra
@@ -108,13 +109,13 @@ def test_memory_does_not_grow_over_a_thousand_steps(clusters: list[RayCluster]) 
 
     def look(record: zeno.Record) -> None:
         if record.step in (200, 999):
-            pids = [seat.pid for seat in clusters[0].seats if seat.pid is not None]
+            pids = [actor.pid for actor in clusters[0].actors if actor.pid is not None]
             used = ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"]
             actors = {f"actor {i}": pss(pid) for i, pid in enumerate(pids)}
             sizes[record.step] = {"driver": pss(os.getpid()), "object store": used / 2**20, **actors}
 
     run = zeno.Run(steps=1000, model="mlp(hidden=2000)", batch_size=10, eval_every=1000, rule=zeno.Zeno(trim=4))
-    records = zeno.train(run, on_record=look, setup=replace(TWENTY, workers_per_actor=10))
+    records = zeno.train(run, on_record=look, execution=replace(TWENTY, workers_per_actor=10))
     assert len(records) == 1000
     assert all(not r.errors for r in records)
     for name, before in sizes[200].items():  # a step brings 12 MB of gradients, 800 of them 9 GB
@@ -123,4 +124,4 @@ def test_memory_does_not_grow_over_a_thousand_steps(clusters: list[RayCluster]) 
 
 def test_a_run_of_twenty_actors_has_the_records_of_a_run_in_this_process() -> None:
     run = zeno.Run(steps=30, eval_every=10, rule=zeno.Zeno(trim=13, batch_size=32), faulty=12, fault=zeno.BitFlip())
-    assert zeno.train(run, setup=TWENTY) == zeno.train(run)
+    assert zeno.train(run, execution=TWENTY) == zeno.train(run)

@@ -25,4 +25,4 @@ def test_local_steps_and_momentum_give_the_same_records_here_and_on_ray() -> Non
         local_steps=3,
         worker_momentum=0.9,
     )
-    assert zeno.train(run, setup=zeno.Setup(cluster="ray")) == zeno.train(run)
+    assert zeno.train(run, execution=zeno.ExecutionSettings(cluster="ray")) == zeno.train(run)

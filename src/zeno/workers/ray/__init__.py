@@ -1,7 +1,7 @@
-"""Workers and scorers as actors of a Ray cluster. Only this package imports ray, which is an extra."""
+"""Workers and scorers as actors of a Ray cluster. Only this package imports ray, which is an optional dependency."""
 
 from zeno.workers.ray.cluster import RayCluster
 from zeno.workers.ray.scorers import RayScorers
-from zeno.workers.ray.session import Session
+from zeno.workers.ray.session import start_or_join
 
-__all__ = ["RayCluster", "RayScorers", "Session"]
+__all__ = ["RayCluster", "RayScorers", "start_or_join"]

@@ -1,78 +1,61 @@
-"""The Ray cluster that actors run on: one that this process starts and stops, or one that it joins."""
+"""The Ray cluster that actors run on: started and stopped by this process, or joined."""
 
 import logging
 import os
 import signal
 import sys
 import threading
-from types import ModuleType, TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-ON_LOOPBACK = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-"""As on these two systems, where Ray keeps to loopback; read once, when Ray is imported, and by what it starts."""
+
+# Makes Ray listen on loopback only, as it does on these systems. Read when Ray is imported, and by what it starts.
+LOOPBACK_ONLY = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+# Ray prints warnings about many or dead actors to stdout, whatever its logging level. `--json` needs stdout for itself.
+QUIET = ("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
 
 
-NOT_SAID = ("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
-"""Ray tells of many actors, or dead ones, on stdout, whatever it was told; `--json` has that for itself."""
+@contextmanager
+def start_or_join(address: str | None = None) -> Iterator[None]:
+    """Starts a Ray cluster on this machine for this process alone, or joins the one at `address` (or "auto").
 
-
-class Session:
-    """Starts a Ray cluster on this machine, for this process alone; or joins the one at `address` (or "auto").
-
-    One that is started here listens on loopback only, has no dashboard, and ends with the session. Where this process
-    uses Ray already, that cluster is taken, and left running.
+    A cluster started here listens on loopback only, has no dashboard, and ends with the context. If this process uses
+    Ray already, that cluster is used, and left running.
     """
-
-    def __init__(self, address: str | None = None) -> None:
-        self.address = address
-        self._ours = False
-        self._sigterm: Any = None  # what handled it before
-
-    def __enter__(self) -> "Session":
-        here = self.address is None
-        if "ray" not in sys.modules:
-            os.environ.setdefault(*NOT_SAID)
-            if here:
-                os.environ.setdefault(*ON_LOOPBACK)
-        ray = find_ray()
-        if ray.is_initialized():
-            return self
-        log = logging.getLogger("zeno")
-        before = signal.getsignal(signal.SIGTERM)  # Ray sets one of its own
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        try:
-            if here:
-                ray.init(address="local", include_dashboard=False, **options)
-            else:
-                ray.init(address=self.address, **options)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            where = "on this machine" if here else f"at {self.address}"
-            raise ValueError(f"There is no Ray cluster to be had {where}: {error}") from error
-        self._ours = True
-        self._sigterm = before
-        address = str(ray.util.get_node_ip_address())
-        if here and address not in LOOPBACK:
-            log.warning("Ray listens on %s, not only on loopback: it was imported before zeno could tell it", address)
-        return self
-
-    @property
-    def cpus(self) -> float:
-        """Of all machines of the cluster."""
-        return float(find_ray().cluster_resources().get("CPU", 0))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._ours:
-            find_ray().shutdown()
-            self._ours = False
-            if self._sigterm is not None and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, self._sigterm)
+    here = address is None
+    if "ray" not in sys.modules:
+        os.environ.setdefault(*QUIET)
+        if here:
+            os.environ.setdefault(*LOOPBACK_ONLY)
+    ray = find_ray()
+    if ray.is_initialized():
+        yield
+        return
+    sigterm = signal.getsignal(signal.SIGTERM)  # Ray sets its own handler
+    where: dict[str, Any] = {"address": "local", "include_dashboard": False} if here else {"address": address}
+    try:
+        ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        place = "start a Ray cluster on this machine" if here else f"join the Ray cluster at {address}"
+        raise ValueError(f"Could not {place}: {error}") from error
+    try:
+        listens = str(ray.util.get_node_ip_address())
+        if here and listens not in LOOPBACK:
+            warn = logging.getLogger("zeno").warning
+            warn("Ray listens on %s, not only on loopback, because it was imported before zeno", listens)
+        yield
+    finally:
+        ray.shutdown()
+        if sigterm is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, sigterm)
 
 
 def find_ray() -> ModuleType:
-    """The package, or an error that says how to get it."""
+    """The package ray, or an error that says how to install it."""
     try:
         import ray
     except ImportError as error:

@@ -1,0 +1,104 @@
+"""The process that workers run in on a Ray cluster, and the messages it exchanges with the driver."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zeno.problem.dataset import as_tensor
+from zeno.workers.checks import gradient_error, malformed
+from zeno.workers.ray.session import find_ray
+from zeno.workers.reply import ErrorKind, Reply, ReplyError
+
+Inputs = tuple[np.ndarray, dict[str, np.ndarray]]
+"""The parameters [d] and buffers of a step, as arrays, which the actors of one machine share."""
+
+FLOATS = (np.float16, np.float32, np.float64)  # that torch has as well
+
+# Kinds of errors that a worker can report of itself. Only the driver can say that it died or is late.
+KINDS_OF_A_WORKER = (ErrorKind.RAISED, ErrorKind.MALFORMED, ErrorKind.NOT_FINITE)
+
+
+class RemoteWorker(Protocol):
+    """A worker that can be pickled, such as `zeno.workers.worker.Worker`."""
+
+    @property
+    def index(self) -> int: ...
+
+    def gradient(self, params: Tensor, buffers: Mapping[str, Tensor], step: int) -> Tensor: ...
+
+
+class Answer(NamedTuple):
+    """What an actor sends: a gradient, or why there is none."""
+
+    step: int
+    gradient: np.ndarray | None
+    error: ReplyError | None = None
+
+
+class Process:
+    """An actor with one torch thread. It fetches `content` from the object store each time that it starts."""
+
+    def __init__(self, parcel: "list[Any]", path: Sequence[str]) -> None:
+        torch.set_num_threads(1)
+        sys.path.extend(place for place in path if place not in sys.path)
+        self.content: Any = find_ray().get(parcel[0])
+
+    def here(self) -> int:
+        return os.getpid()
+
+
+class Actor(Process):
+    """Some of the workers, in their own process. Ray creates it, also again after it died."""
+
+    def __init__(self, parcel: "list[Any]", path: Sequence[str], own: Sequence[int]) -> None:
+        super().__init__(parcel, path)
+        self.workers: dict[int, RemoteWorker] = {worker.index: worker for worker in self.content if worker.index in own}
+
+    def gradient(self, worker: int, step: int, inputs: Inputs) -> Answer:
+        params, buffers = as_tensor(inputs[0]), {name: as_tensor(array) for name, array in inputs[1].items()}
+        try:
+            gradient = self.workers[worker].gradient(params, buffers, step)
+            # Checked here already: half a gigabyte that is not a gradient would hold up the others on its way.
+            error = gradient_error(gradient, params, finite=False)
+            return Answer(step, as_array(gradient) if error is None else None, error)
+        except Exception as error:
+            return Answer(step, None, ReplyError(ErrorKind.RAISED, f"raised {type(error).__name__}: {error}"[:500]))
+
+
+class Call(NamedTuple):
+    """What an actor was asked for: the gradient of a worker at a step."""
+
+    worker: int
+    step: int
+
+    def reply(self, answer: object, like: Tensor) -> Reply:
+        """The reply in an actor's answer, of which nothing is trusted. The server checks the step and the numbers."""
+        if type(answer) is not Answer or type(answer.step) is not int:
+            return self.failed(malformed(f"sent {type(answer).__name__}, expected an answer"))
+        error, gradient = answer.error, answer.gradient
+        if type(error) is ReplyError and error.kind in KINDS_OF_A_WORKER:
+            return self.failed(ReplyError(error.kind, str(error.text)[:1000]))
+        if error is not None:
+            return self.failed(ReplyError(ErrorKind.RAISED, f"raised {error}"[:1000]))
+        if type(gradient) is not np.ndarray or gradient.dtype not in FLOATS:
+            return self.failed(malformed(f"sent {type(gradient).__name__}, expected an array of floating point"))
+        tensor = as_tensor(gradient)
+        error = gradient_error(tensor, like, finite=False)
+        return Reply(self.worker, answer.step, tensor) if error is None else self.failed(error)
+
+    def failed(self, error: ReplyError) -> Reply:
+        return Reply(self.worker, self.step, None, error)
+
+
+def search_path() -> list[str]:
+    """Where this process finds modules, so that actors on this machine find the user's modules as well."""
+    return [os.getcwd(), *filter(None, sys.path)]
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()
