@@ -1,4 +1,4 @@
-"""Who is suspect: counts by hand, error rates by simulation, verdicts of real runs."""
+"""The ledger: counts by hand, error rates by simulation, verdicts of real runs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,10 +10,13 @@ import pytest
 
 import zeno
 from zeno.faults import together
-from zeno.records.folder import Record
-from zeno.records.ledger import REST, TRIAL, Ledger, in_words, ledger_of
-from zeno.workers.reply import kind_of
+from zeno.records.ledger import REST, TRIAL, Ledger, ledger_of
+from zeno.records.record import Record
+from zeno.workers.checks import NOT_FINITE
+from zeno.workers.reply import ErrorKind, ReplyError
 
+DIED = ReplyError(ErrorKind.DIED, "died")
+LATE = ReplyError(ErrorKind.LATE, "no answer in 5.0 s")
 Scores = Callable[[np.random.Generator, int], np.ndarray]  # (generator, step) -> [m]
 
 
@@ -37,12 +40,10 @@ def simulated(
 
 def test_counts_by_hand() -> None:
     steps = [
-        record(0, [3.0, 2.0, 1.0, None], [True, True, False, False], errors={3: "died"}, faulty=[3]),
-        record(1, [1.0, 3.0, 2.0, None], [False, True, True, False], errors={3: "no answer in 5.0 s"}, faulty=[3]),
+        record(0, [3.0, 2.0, 1.0, None], [True, True, False, False], errors={3: DIED}, faulty=[3]),
+        record(1, [1.0, 3.0, 2.0, None], [False, True, True, False], errors={3: LATE}, faulty=[3]),
         record(2, [1.0, 2.0, 2.0, 0.0], [False, True, True, False], late=[3], faulty=[0]),
-        record(
-            3, None, None, errors=dict.fromkeys(range(3), "sent numbers that are not finite"), skipped="why", faulty=[]
-        ),
+        record(3, None, None, errors=dict.fromkeys(range(3), NOT_FINITE), skipped="why", faulty=[]),
         record(4, [1.0, 2.0, None, None], [True, True, False, False], unjudged=[2], quarantined=[3], faulty=[]),
         record(5, [1.0, 2.0, 3.0, None], [False, False, False, False], quarantined=[3], faulty=[]),
     ]
@@ -63,36 +64,15 @@ def test_counts_by_hand() -> None:
     assert [row.verdict for row in rows] == [""] * 4
 
 
-def test_recently_is_of_the_last_100_steps() -> None:
+def test_recently_covers_the_last_100_steps() -> None:
     steps = [record(i, [1.0, 0.0], [i < 150, i >= 150]) for i in range(200)]
     assert [row.recently for row in ledger_of(steps, 2).rows] == [0.5, 0.5]
     assert [row.dropped for row in ledger_of(steps, 2).rows] == [0.25, 0.75]
 
 
-def test_a_run_that_nobody_made_faulty_says_so() -> None:
+def test_faulty_and_rank_are_none_where_unknown() -> None:
     assert ledger_of([record(0, None, [True, True])], 2).rows[0].faulty is None
     assert ledger_of([record(0, None, [True, True])], 2).rows[0].rank is None
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("no answer in 1.0 s, 2 times in a row: restarted", "late"),
-        ("sent no reply", "late"),
-        ("its answer was lost on the way", "late"),
-        ("is starting", "late"),
-        ("is being restarted: it did not answer", "late"),
-        ("died", "died"),
-        ("cannot be started: OSError: the disk is full", "died"),
-        ("raised ZeroDivisionError: out of luck", "raised"),
-        ("sent numbers that are not finite", "not finite"),
-        ("sent str, expected a tensor", "malformed"),
-        ("sent what cannot be read: x", "malformed"),
-        ("of another version", "other"),
-    ],
-)
-def test_kinds_of_errors(text: str, kind: str) -> None:
-    assert kind_of(text) == kind
 
 
 def normal(rng: np.random.Generator, step: int) -> np.ndarray:
@@ -114,7 +94,7 @@ def often_broken(rng: np.random.Generator, step: int) -> np.ndarray:
 @pytest.mark.parametrize("scores", [normal, heavy, in_few_steps, often_broken])
 @pytest.mark.parametrize("keep", [1, 7])
 def test_good_workers_are_rarely_suspect(scores: Scores, keep: int) -> None:
-    """At a rate of 30 %, so that few runs can show that it is kept: 6 of 20 at most, on average."""
+    """At an error rate of 30 %, so that few runs can test it: at most 6 of 20 on average."""
     runs = [simulated(scores, 8, 150, seed, keep, error_rate=0.3) for seed in range(20)]
     alarms = [any(row.verdict for row in ledger.rows) for ledger in runs]
     assert sum(alarms) <= 6
@@ -127,7 +107,7 @@ def test_of_runs_without_faults_at_most_one_in_a_hundred_ever_has_a_suspect(
     workers: int, keep: int, slack: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """300 runs: at most 3 are expected, and more than 10 have a probability below 0.0003. Also without any slack."""
-    monkeypatch.setattr(zeno.ledger, "SLACK", slack)
+    monkeypatch.setattr("zeno.records.betting.SLACK", slack)
 
     def scores(rng: np.random.Generator, step: int) -> np.ndarray:
         return rng.normal(size=workers)
@@ -138,11 +118,11 @@ def test_of_runs_without_faults_at_most_one_in_a_hundred_ever_has_a_suspect(
 
 
 def test_the_money_of_a_fair_bet_does_not_grow_on_average() -> None:
-    """What the error rate rests on: without slack, and before the threshold, the mean over many runs stays 1."""
-    from zeno.records.ledger import _Bets
+    """The basis of the error rate: without slack, the mean over many runs stays 1."""
+    from zeno.records.betting import Bets
 
     rng = np.random.default_rng(0)
-    bets = _Bets(20_000)
+    bets = Bets(20_000)
     for _ in range(8):
         bets.add(rng.choice([-1.0, 1.0], size=20_000), np.ones(20_000, dtype=bool))
     assert bets.money.mean() == pytest.approx(1, abs=0.1)
@@ -184,7 +164,7 @@ def test_a_fault_that_begins_late_is_found_and_one_that_ends_is_mended() -> None
     assert ledger.suspects == []
 
 
-def test_faults_that_move_from_worker_to_worker_at_every_step_make_nobody_suspect() -> None:
+def test_faults_that_move_at_every_step_make_no_worker_suspect() -> None:
     def scores(rng: np.random.Generator, step: int) -> np.ndarray:
         drawn = rng.normal(size=20)
         drawn[rng.permutation(20)[:4]] -= 5
@@ -204,7 +184,7 @@ def test_faults_that_stay_for_a_while_are_found_wherever_they_are() -> None:
 
 
 def unlike(by: float, faulty: int = 0, workers: int = 20, seed: int = 6) -> Scores:
-    """Workers with data of their own: some score higher than others in the long run."""
+    """Workers with different data: some score higher than others in the long run."""
     own = np.random.default_rng(seed).normal(size=workers) * by
 
     def scores(rng: np.random.Generator, step: int) -> np.ndarray:
@@ -214,35 +194,35 @@ def unlike(by: float, faulty: int = 0, workers: int = 20, seed: int = 6) -> Scor
 
 
 @pytest.mark.parametrize("by", [0.2, 0.5, 2.0])
-def test_good_workers_with_data_of_their_own_are_not_suspect(by: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_good_workers_with_different_data_are_not_suspect(by: float, monkeypatch: pytest.MonkeyPatch) -> None:
     assert simulated(unlike(by), 20, 1500, seed=6).suspects == []
-    monkeypatch.setattr(zeno.ledger, "SLACK", 0.0)
+    monkeypatch.setattr("zeno.records.betting.SLACK", 0.0)
     assert simulated(unlike(by), 20, 1500, seed=6).suspects != [], "without the slack they would be"
 
 
-def test_faulty_ones_among_them_are_suspect() -> None:
+def test_faulty_workers_among_good_ones_with_different_data_are_suspect() -> None:
     assert simulated(unlike(0.2, faulty=4), 20, 300, seed=6).suspects == [0, 1, 2, 3]
 
 
-def test_a_worker_that_fails_is_suspect_however_unlike_the_data_are() -> None:
+def test_a_worker_that_fails_is_suspect_however_different_the_data() -> None:
     ledger, rng, scores = Ledger(20), np.random.default_rng(6), unlike(2.0)
     for step in range(100):
         drawn: list[float | None] = list(scores(rng, step))
         drawn[4] = None
-        ledger.add(record(step, drawn, [score is not None and score > 0 for score in drawn], errors={4: "died"}))
+        ledger.add(record(step, drawn, [score is not None and score > 0 for score in drawn], errors={4: DIED}))
     assert ledger.suspects == [4]
 
 
 def test_a_worker_that_sends_nothing_usable_is_suspect_under_a_rule_that_does_not_rank() -> None:
     ledger = Ledger(5)
     for step in range(100):
-        errors = {2: "died"} if step >= 20 else {}
+        errors = {2: DIED} if step >= 20 else {}
         ledger.add(record(step, None, [True, True, not errors, True, True], errors=errors))
     assert ledger.suspects == [2]
     assert ledger.rows[2].errors == {"died": 80}
 
 
-def test_who_is_not_judged_is_not_judged() -> None:
+def test_workers_that_are_not_judged_collect_no_evidence() -> None:
     ledger = Ledger(8)
     rng = np.random.default_rng(7)
     for step in range(300):
@@ -253,21 +233,21 @@ def test_who_is_not_judged_is_not_judged() -> None:
     assert (ledger.rows[6].steps, ledger.rows[7].steps) == (300, 0)
 
 
-def test_words() -> None:
+def test_suspects_in_words() -> None:
     ledger = Ledger(60)
-    assert in_words(ledger) == "There is no step yet."
+    assert str(ledger) == "There is no step yet."
     ledger.add(record(0, None, [True] * 60))
-    assert in_words(ledger) == "No worker is suspect."
+    assert str(ledger) == "No worker is suspect."
     ledger._suspect[3] = True
-    assert in_words(ledger) == "1 of 60 workers is suspect: 3."
+    assert str(ledger) == "1 of 60 workers is suspect: 3."
     ledger._suspect[[5, 11]] = True
-    assert in_words(ledger) == "3 of 60 workers are suspect: 3, 5 and 11."
+    assert str(ledger) == "3 of 60 workers are suspect: 3, 5 and 11."
     ledger._suspect[:31] = True
-    assert "17, 18 and 12 more. That is the majority" in in_words(ledger)
+    assert "17, 18 and 12 more. That is the majority" in str(ledger)
 
 
 def with_quarantine(scores: Scores, steps: int, most: int = 4) -> tuple[Ledger, list[list[int]]]:
-    """The ledger, and who rested at each step."""
+    """The ledger, and the workers in quarantine at each step."""
     rng, ledger, rested = np.random.default_rng(8), Ledger(12), []
     for step in range(steps):
         resting = ledger.resting(step, most)
@@ -300,7 +280,7 @@ def test_a_worker_that_is_mended_meanwhile_does_not_rest_again() -> None:
     assert ledger.rows[2].verdict == "mended"
 
 
-def test_no_more_than_the_most_rest_and_the_oldest_verdicts_go_first() -> None:
+def test_at_most_so_many_suspects_rest_and_the_oldest_verdicts_come_first() -> None:
     def scores(rng: np.random.Generator, step: int) -> np.ndarray:
         drawn = rng.normal(size=12)
         drawn[7] -= 6.0
@@ -315,7 +295,7 @@ def test_no_more_than_the_most_rest_and_the_oldest_verdicts_go_first() -> None:
     assert rested[since[7] + 1] == [7]
 
 
-def test_the_evidence_against_a_suspect_is_what_made_it_one() -> None:
+def test_the_evidence_against_a_suspect_is_above_the_threshold() -> None:
     ledger = simulated(with_faulty([5], end=200), 20, 700, seed=9)
     assert ledger.rows[5].verdict == "mended" or ledger.rows[5].evidence >= ledger.threshold
     named = simulated(with_faulty([5], end=200), 20, 230, seed=9)
@@ -334,8 +314,8 @@ def test_two_kinds_of_fault_do_not_hide_each_other(more: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [4, 8])
-def test_few_good_workers_with_data_of_their_own_are_rarely_suspect(workers: int) -> None:
-    """Nothing promises 1 % here: what is tested is that 2 of 20 at most are."""
+def test_few_good_workers_with_different_data_are_rarely_suspect(workers: int) -> None:
+    """The error rate of 1 % is not guaranteed here: at most 2 of 20 runs have a suspect."""
     alarms = 0
     for seed in range(20):
         scores = unlike(0.3, workers=workers, seed=seed)
@@ -348,13 +328,13 @@ RUN = zeno.Run(rule=zeno.Zeno(trim=6, batch_size=16), workers=10, batch_size=16,
 
 
 @pytest.mark.parametrize("fault", [zeno.LabelFlip(), zeno.SignFlip(), zeno.Crash(), zeno.NonFinite()])
-def test_the_faulty_of_a_real_run_are_suspect(fault: zeno.Fault) -> None:
+def test_the_faulty_workers_of_a_real_run_are_suspect(fault: zeno.Fault) -> None:
     records = zeno.train(replace(RUN, fault=fault, batch_size=32))
     assert ledger_of(records, 10).suspects == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("split", [zeno.IID(), zeno.Disjoint()])
-def test_nobody_is_suspect_in_a_real_run_without_faults(split: Any) -> None:
+def test_no_worker_is_suspect_in_a_real_run_without_faults(split: Any) -> None:
     assert ledger_of(zeno.train(replace(RUN, faulty=0, split=split)), 10).suspects == []
 
 
@@ -363,7 +343,7 @@ def test_quarantine_stops_asking_suspects_and_resumes_to_the_same_records(tmp_pa
     whole = zeno.train(run, tmp_path / "whole")
     first = next(r.step for r in whole if r.quarantined)
     assert {worker for r in whole for worker in r.quarantined} == {0, 1, 2, 3}
-    assert all(len(r.quarantined) <= 6 for r in whole), "no more than the rule was told to bear"
+    assert all(len(r.quarantined) <= 6 for r in whole), "no more than the rule tolerates"
     assert all(worker not in r.errors for r in whole for worker in r.quarantined)
     assert any(not r.quarantined for r in whole[first + REST :]), "they are tried again"
     assert sum(sum(r.kept or ()) for r in whole[first:]) == 4 * len(whole[first:]), "the rule keeps as many as before"
@@ -371,15 +351,15 @@ def test_quarantine_stops_asking_suspects_and_resumes_to_the_same_records(tmp_pa
     assert zeno.train(run, tmp_path / "part", resume=True) == whole
 
 
-def test_quarantine_ends_where_the_rule_would_have_too_few() -> None:
-    """Six may be missing. Four rest; three more die: the four are asked again rather than the step skipped."""
+def test_quarantine_ends_if_the_rule_would_have_too_few_candidates() -> None:
+    """Six may be missing. Four rest and three more die: the four are asked again, and no step is skipped."""
     fault = together(zeno.SignFlip(on=4), zeno.Crash(on=3, start=120))
     records = zeno.train(replace(RUN, quarantine=True, fault=fault, faulty=7, steps=135, batch_size=32))
     before, after = records[119], records[120:]
     assert before.quarantined == [0, 1, 2, 3]
     assert all((len(r.errors), r.quarantined, r.skipped) == (3, [], None) for r in after)
-    assert ledger_of(records, 10).suspects[:4] == [0, 1, 2, 3], "nobody is mended by the failures of others"
+    assert ledger_of(records, 10).suspects[:4] == [0, 1, 2, 3], "failures of others mend no worker"
 
 
-def test_without_quarantine_everybody_is_asked() -> None:
+def test_without_quarantine_all_workers_are_asked() -> None:
     assert all(r.quarantined == [] for r in zeno.train(replace(RUN, steps=100)))

@@ -1,1 +1,1 @@
-"""What is written down about a step, the run folder, and the ledger of suspects."""
+"""Records of steps, the run folder, and the ledger of suspects."""

@@ -1,0 +1,89 @@
+"""The record of one step, and the summary of a run."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+
+from zeno.workers.reply import ReplyError
+
+
+@dataclass(frozen=True)
+class Record:
+    """One step. Records of equal steps are equal: timings and worker counts are not compared."""
+
+    step: int
+    lr: float
+    kept: list[bool] | None  # per worker; None when the step was skipped
+    scores: list[float | None] | None  # per worker, None for unusable candidates; None when the rule does not rank
+    standing: list[float] | None = None  # per worker, over many steps; None when the rule keeps no such state
+    samples: int | None = None  # of the server, used for scoring; None unless the rule chose the number
+    unjudged: list[int] = field(default_factory=list)  # workers whose candidate was received but not judged
+    quarantined: list[int] = field(default_factory=list)  # workers that were not asked
+    errors: dict[int, ReplyError] = field(default_factory=dict)  # worker -> what was wrong with its reply
+    late: list[int] = field(default_factory=list)  # workers whose reply to an earlier step arrived now; discarded
+    skipped: str | None = None  # why the step made no update
+    faulty: list[int] | None = None  # workers with an injected fault; None when unknown
+    train_loss: float | None = None  # after this step, if evaluated; None when not finite
+    accuracy: float | None = None  # on the test set, after this step, if evaluated
+    evaluated: bool = False
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)  # per phase
+    workers: dict[str, int] = field(default_factory=dict, compare=False)  # how many are alive, late, lost
+
+    @property
+    def dropped(self) -> list[int]:
+        """Workers that were judged and not kept, also those without a usable reply; empty if no worker was kept."""
+        if self.kept is None or not any(self.kept):
+            return []
+        not_judged = {*self.unjudged, *self.quarantined}
+        return [worker for worker, kept in enumerate(self.kept) if not kept and worker not in not_judged]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> "Record":
+        known = {f.name for f in fields(cls)}
+        values = {name: value for name, value in json.loads(line).items() if name in known}
+        values["errors"] = {int(i): ReplyError.from_json(error) for i, error in values.get("errors", {}).items()}
+        return cls(**values)
+
+
+def finite(values: Iterable[float]) -> list[float | None]:
+    """Replaces NaN and infinity, which JSON does not have, by None."""
+    return [value if math.isfinite(value) else None for value in values]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in a few numbers; None where a number is not available."""
+
+    steps: int
+    skipped: int
+    late: int  # replies that arrived after their step was over
+    evaluations: int
+    accuracy: float | None  # of the last evaluation
+    train_loss: float | None
+    faulty_kept: float | None  # share of the faulty candidates that the rule kept
+    faulty_among_kept: float | None  # share of the kept candidates that were faulty
+    seconds_per_step: float | None
+
+
+def summarize(records: Sequence[Record]) -> Summary:
+    """Summarizes the records of a run."""
+    last = next((r for r in reversed(records) if r.evaluated), None)
+    known = [(r.kept, r.faulty) for r in records if r.kept is not None and r.faulty is not None]
+    num_faulty = sum(len(faulty) for _, faulty in known)
+    num_kept = sum(sum(kept) for kept, _ in known)
+    num_both = sum(kept[worker] for kept, faulty in known for worker in faulty)
+    return Summary(
+        steps=len(records),
+        skipped=sum(r.skipped is not None for r in records),
+        late=sum(len(r.late) for r in records),
+        evaluations=sum(r.evaluated for r in records),
+        accuracy=last.accuracy if last else None,
+        train_loss=last.train_loss if last else None,
+        faulty_kept=num_both / num_faulty if num_faulty else None,
+        faulty_among_kept=num_both / num_kept if num_faulty and num_kept else None,
+        seconds_per_step=sum(sum(r.seconds.values()) for r in records) / len(records) if records else None,
+    )
