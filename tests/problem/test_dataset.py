@@ -21,7 +21,7 @@ def test_generators_repeat_and_differ_in_each_of_seed_role_worker_and_step() -> 
     assert len({first(*key) for key in keys}) == len(keys)
 
 
-def test_pictures_stay_bytes_and_become_numbers_by_the_batch() -> None:
+def test_images_stay_bytes_and_are_converted_to_float_by_the_batch() -> None:
     dataset = zeno.Dataset(torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8), torch.tensor([3, 4]))
     assert dataset.inputs.dtype == torch.uint8
     batch = dataset.batch(torch.tensor([1]))
@@ -29,7 +29,7 @@ def test_pictures_stay_bytes_and_become_numbers_by_the_batch() -> None:
     assert batch.targets.tolist() == [4]
 
 
-def test_a_pickled_dataset_can_be_read_where_it_lies() -> None:
+def test_a_pickled_dataset_is_read_without_a_copy() -> None:
     dataset = zeno.Dataset(torch.arange(24, dtype=torch.uint8).view(4, 6), torch.arange(4), classes=4, scale=0.5)
     buffers: list[pickle.PickleBuffer] = []
     text = pickle.dumps(dataset, protocol=5, buffer_callback=buffers.append)
@@ -43,7 +43,7 @@ def test_a_pickled_dataset_can_be_read_where_it_lies() -> None:
     assert torch.equal(pickle.loads(pickle.dumps(odd)).inputs, odd.inputs)
 
 
-def test_inputs_that_are_not_bytes_are_left_as_they_are() -> None:
+def test_inputs_that_are_not_bytes_are_not_converted() -> None:
     dataset = zeno.Dataset(torch.tensor([[2.5], [3.5]]), torch.tensor([0.5, 1.5]))
     assert dataset.batch(torch.tensor([0])).inputs.tolist() == [[2.5]]
 
@@ -53,7 +53,7 @@ def test_a_dataset_needs_as_many_targets_as_inputs() -> None:
         zeno.Dataset(torch.zeros(3, 1), torch.zeros(2))
 
 
-def test_draws_are_of_the_given_indices_with_replacement() -> None:
+def test_samples_are_drawn_from_the_given_indices_with_replacement() -> None:
     drawn = draw(torch.tensor([5, 7]), 1000, np.random.default_rng(0))
     assert set(drawn.tolist()) == {5, 7}
     assert 400 < int((drawn == 5).sum()) < 600
@@ -84,14 +84,14 @@ def test_splits_differ_in_how_many_labels_a_worker_sees() -> None:
     assert labels_seen(zeno.Dirichlet(0.05)) < 4 < 9 < labels_seen(zeno.Dirichlet(100.0))
 
 
-def test_by_label_and_dirichlet_refuse_targets_that_are_not_labels() -> None:
+def test_by_label_and_dirichlet_raise_for_targets_that_are_not_labels() -> None:
     for split in (zeno.ByLabel(), zeno.Dirichlet()):
         with pytest.raises(ValueError, match="needs class labels"):
             split(torch.zeros(10), 2, generator(0, "split"))
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
-def test_dirichlet_refuses_an_alpha_that_is_no_concentration(alpha: float) -> None:
+def test_dirichlet_raises_for_an_alpha_that_is_not_positive_and_finite(alpha: float) -> None:
     with pytest.raises(ValueError, match="alpha"):
         zeno.Dirichlet(alpha)
 

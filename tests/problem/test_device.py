@@ -1,7 +1,7 @@
-"""A run on a device: everything of it is there, and nothing that was left on the CPU meets it.
+"""A run on a device: all its tensors are there, and no operation mixes them with tensors on the CPU.
 
-No machine of ours has a GPU. So these tests pretend: numbers stay in the CPU's memory, and what was moved to `cuda` is
-marked. Where marked and unmarked tensors meet, it is an error, as it would be on a GPU.
+Tested on a simulated device, for machines without a GPU: the numbers stay in the CPU's memory, and tensors that were
+moved to `cuda` are marked. An operation on marked and unmarked tensors is an error, as it would be on a GPU.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -20,12 +20,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import zeno
+from support.oracle import FakeOracle
 from zeno.faults import FAULTS
 from zeno.problem import tasks
 from zeno.records.folder import MODEL_FILE
 from zeno.rules import PARTS, PRE_AGGREGATORS, Arrivals
-from zeno.server.engine import Engine, Step
-from zeno.training.run import make_fault, make_rule
+from zeno.server.core import Step
+from zeno.server.engine import Engine
+from zeno.server.samples import DatasetSamples
+from zeno.training.settings import make_fault, make_rule
 
 CUDA = torch.device("cuda", 0)
 DEVICE, IS_CUDA = (vars(torch._C.TensorBase)[name].__get__ for name in ("device", "is_cuda"))
@@ -39,12 +42,12 @@ class Marks:
 
     def __init__(self) -> None:
         self._marked: dict[int, StorageWeakRef] = {}
-        self.mixed: list[str] = []  # what met what it should not have
+        self.mixed: list[str] = []  # operations on tensors of both devices
 
     def has(self, tensor: Tensor) -> bool:
         try:
             return tensor.untyped_storage()._cdata in self._marked
-        except (NotImplementedError, RuntimeError):  # of torch.func, without memory of its own
+        except (NotImplementedError, RuntimeError):  # of torch.func, which has no storage
             return False
 
     def put(self, result: Any, there: bool = True) -> Any:
@@ -58,7 +61,7 @@ class Marks:
             self._marked = {key: ref for key, ref in self._marked.items() if not ref.expired()}
         return result
 
-    def refuse(self, text: str) -> None:
+    def raise_mixed(self, text: str) -> None:
         self.mixed.append(text)
         raise RuntimeError(f"Expected all tensors to be on the same device: {text}")
 
@@ -93,7 +96,9 @@ class Meetings(TorchDispatchMode):
             for i, (tensor, marked) in enumerate(zip(meeting, there, strict=True)):
                 single = tensor.ndim == 0 and func not in NO_SCALARS and not (writes and i == 0)
                 if not marked and not single:
-                    self.marks.refuse(f"{func} of {[(list(t.shape), m) for t, m in zip(meeting, there, strict=True)]}")
+                    self.marks.raise_mixed(
+                        f"{func} of {[(list(t.shape), m) for t, m in zip(meeting, there, strict=True)]}"
+                    )
         result = func(*args, **kwargs)
         return self.marks.put(result) if any(there) else result
 
@@ -160,8 +165,8 @@ TOLD = {"clip+mean": "clip(norm=1.0)+mean", "centered_clipping": "centered_clipp
 """What a rule cannot do without, or would do nothing without."""
 
 
-def on_cuda(**changed: Any) -> zeno.Setup:
-    return zeno.Setup(device="cuda", **changed)
+def on_cuda(**changed: Any) -> zeno.ExecutionSettings:
+    return zeno.ExecutionSettings(device="cuda", **changed)
 
 
 def trained_there(run: zeno.Run) -> list[zeno.Record]:
@@ -170,16 +175,19 @@ def trained_there(run: zeno.Run) -> list[zeno.Record]:
 
     def looking(self: Engine, number: int, skip: Collection[int] = ()) -> Step:
         outcome = step(self, number, skip)
-        data = [self.dataset.inputs, self.dataset.targets, *self.problem.buffers.values()]
+        assert isinstance(self.core.samples, DatasetSamples)
+        dataset = self.core.samples.dataset
+        assert self.core.candidates is not None
+        data = [dataset.inputs, dataset.targets, *self.problem.buffers.values()]
         made = [] if outcome.aggregate is None else [one for one in outcome.aggregate if isinstance(one, Tensor)]
-        assert {one.device for one in (self.params, self.problem.flat, self.candidates, *data, *made)} == {CUDA}
+        assert {one.device for one in (self.params, self.problem.flat, self.core.candidates, *data, *made)} == {CUDA}
         return outcome
 
     with cuda(), patch.object(Engine, "step", looking):
-        return zeno.train(run, setup=on_cuda())
+        return zeno.train(run, execution=on_cuda())
 
 
-def test_the_pretence_refuses_what_a_gpu_would() -> None:
+def test_the_simulated_device_raises_where_a_gpu_would() -> None:
     with cuda() as marks:
         here, there = torch.ones(3), torch.ones(3).to("cuda")
         assert {one.device for one in (here, there.cpu(), torch.zeros(2), there.to("cpu"))} == {torch.device("cpu")}
@@ -193,7 +201,7 @@ def test_the_pretence_refuses_what_a_gpu_would() -> None:
             lambda: there.cpu().numpy(),
         ):
             allowed()
-        refused: list[Callable[[], object]] = [
+        mixed: list[Callable[[], object]] = [
             lambda: there + here,
             lambda: here * there.sum(),
             lambda: here[there.long()],
@@ -203,12 +211,12 @@ def test_the_pretence_refuses_what_a_gpu_would() -> None:
             lambda: torch.add(there, there, out=here),
             lambda: there.index_put_((torch.tensor([0, 1]),), here[:2]),
         ]
-        for one in refused:
+        for one in mixed:
             with pytest.raises(RuntimeError, match="on the same device"):
                 one()
         with pytest.raises(TypeError, match="numpy"):
             there.numpy()
-        assert len(marks.mixed) == len(refused)
+        assert len(marks.mixed) == len(mixed)
         marks.mixed.clear()
 
 
@@ -232,7 +240,7 @@ def test_every_fault_works_on_the_device(name: str) -> None:
     [
         {"model": "small_cnn", "steps": 2, "workers": 3, "rule": zeno.Zeno(trim=1)},
         {"rule": zeno.Zeno(trim=2, score="first_order")},
-        {"rule": zeno.Zeno.auto(warm_up=1), "fault": zeno.SignFlip(), "workers": 3},
+        {"rule": zeno.ZenoAuto(warm_up=1), "fault": zeno.SignFlip(), "workers": 3},
         {"split": zeno.ByLabel(), "server_data": 0.1},
         {"split": zeno.Dirichlet()},
         {"optimizer": "adam", "schedule": "steplr(step_size=1)", "lr": 0.01},
@@ -240,14 +248,14 @@ def test_every_fault_works_on_the_device(name: str) -> None:
     ],
     ids=["batch norm and dropout", "first order", "auto", "by label", "dirichlet", "adam", "a skipped step"],
 )
-def test_all_else_of_a_run_works_on_the_device(change: dict[str, Any]) -> None:
+def test_other_settings_of_a_run_work_on_the_device(change: dict[str, Any]) -> None:
     run = replace(SMALL, **{"rule": zeno.Zeno(trim=2), **change})
     assert trained_there(run) == zeno.train(run)
 
 
-def test_a_loss_with_weights_of_its_own_goes_along() -> None:
+def test_a_loss_with_weights_moves_to_the_device() -> None:
     def task() -> zeno.Task:
-        return replace(tasks.load("digits"), loss=nn.CrossEntropyLoss(weight=torch.arange(10) + 1.0))
+        return replace(tasks.load_task("digits"), loss=nn.CrossEntropyLoss(weight=torch.arange(10) + 1.0))
 
     assert trained_there(replace(SMALL, task=task())) == zeno.train(replace(SMALL, task=task()))
 
@@ -257,18 +265,18 @@ def test_a_loss_with_weights_of_its_own_goes_along() -> None:
     "change",
     [
         {"rule": zeno.CenteredClipping(radius=0.5), "optimizer": "sgd(momentum=0.9)", "fault": zeno.Replay()},
-        {"rule": zeno.Zeno.auto(warm_up=1), "optimizer": "adam", "lr": 0.01, "workers": 3},
+        {"rule": zeno.ZenoAuto(warm_up=1), "optimizer": "adam", "lr": 0.01, "workers": 3},
     ],
     ids=["centered clipping", "zeno_auto"],
 )
-def test_a_checkpoint_goes_from_any_device_to_any(
+def test_a_checkpoint_can_be_resumed_on_another_device(
     tmp_path: Path, devices: tuple[str, str], change: dict[str, Any]
 ) -> None:
     run = replace(SMALL, steps=3, **change)
     with cuda():
-        first, second = (zeno.Setup(device=device) for device in devices)
-        zeno.train(replace(run, steps=2), tmp_path, setup=first)
-        records = zeno.train(run, tmp_path, setup=second, resume=True)
+        first, second = (zeno.ExecutionSettings(device=device) for device in devices)
+        zeno.train(replace(run, steps=2), tmp_path, execution=first)
+        records = zeno.train(run, tmp_path, execution=second, resume=True)
     assert records[2:] == zeno.train(run)[2:]
     weights = safetensors.torch.load_file(tmp_path / MODEL_FILE)
     assert {weight.device.type for weight in weights.values()} == {"cpu"}
@@ -276,7 +284,7 @@ def test_a_checkpoint_goes_from_any_device_to_any(
 
 def test_arrivals_stay_on_the_device() -> None:
     with cuda():
-        arrivals = Arrivals(zeno.Zeno(trim=1, rho=0), 3, lambda rows: rows.sum(dim=1))
+        arrivals = Arrivals(zeno.Zeno(trim=1, rho=0), 3, FakeOracle(lambda rows: rows.sum(dim=1)))
         for worker, number in enumerate((2.0, -1.0, 4.0)):
             arrivals.add(worker, torch.full((5,), number).to("cuda"))
         found = arrivals.result()
@@ -286,24 +294,24 @@ def test_arrivals_stay_on_the_device() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_device_that_is_not_there_is_refused_at_once() -> None:
+def test_a_missing_device_raises_at_once() -> None:
     with pytest.raises(
         ValueError,
-        match=r"A run needs device as one that torch has here. Found device='cuda', and torch sees no CUDA device.",
+        match=r"The setting device must be one of torch's. Found device='cuda', and torch finds no CUDA device.",
     ):
-        zeno.Setup(device="cuda")
+        zeno.ExecutionSettings(device="cuda")
 
 
 @pytest.mark.parametrize("text", ["gpu", "", "cuda:", "cuda:x", "cpu:0", "mps", "meta", "CUDA"])
-def test_what_is_no_device_is_refused_at_once(text: str) -> None:
-    with pytest.raises(ValueError, match=f"A run needs device as .*cpu, or cuda.* Found device='{text}'"):
-        zeno.Setup(device=text)
+def test_an_unknown_device_raises_at_once(text: str) -> None:
+    with pytest.raises(ValueError, match=f"The setting device must be .*cpu, or cuda.* Found device='{text}'"):
+        zeno.ExecutionSettings(device=text)
 
 
 def test_a_device_needs_its_number_and_workers_in_this_process() -> None:
     with cuda():
-        with pytest.raises(ValueError, match=r"Found device='cuda:1', and the last one that torch sees is cuda:0."):
-            zeno.Setup(device="cuda:1")
+        with pytest.raises(ValueError, match=r"Found device='cuda:1', and the last CUDA device is cuda:0."):
+            zeno.ExecutionSettings(device="cuda:1")
         with pytest.raises(ValueError, match=r"Workers of a Ray cluster compute on the CPU. Found device='cuda'"):
             on_cuda(cluster="ray")
         assert on_cuda().to_toml() == 'device = "cuda"\n'
@@ -311,9 +319,9 @@ def test_a_device_needs_its_number_and_workers_in_this_process() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("rule", ["zeno", "zeno_auto", "centered_clipping", "median", "krum"])
-def test_a_gpu_comes_to_the_same_as_the_cpu(rule: str, tmp_path: Path) -> None:
+def test_a_gpu_gives_the_same_results_as_the_cpu(rule: str, tmp_path: Path) -> None:
     run = replace(SMALL, rule=make_rule(rule, defaults={"trim": 2}), steps=8, batch_size=50)
-    zeno.train(replace(run, steps=4), tmp_path, setup=on_cuda())
-    there, here = zeno.train(run, tmp_path, setup=on_cuda(), resume=True), zeno.train(run)
+    zeno.train(replace(run, steps=4), tmp_path, execution=on_cuda())
+    there, here = zeno.train(run, tmp_path, execution=on_cuda(), resume=True), zeno.train(run)
     assert [record.kept for record in there] == [record.kept for record in here]
     assert there[-1].train_loss == pytest.approx(here[-1].train_loss, rel=1e-3)

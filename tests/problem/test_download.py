@@ -42,42 +42,40 @@ def publish(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(download.SOURCES, "cifar10", ("", {"cifar-10-binary.tar.gz": f"sha256:{checksum}"}))
 
 
-def test_cifar10_is_fetched_checked_and_unpacked_where_its_task_looks(
+def test_cifar10_is_downloaded_verified_and_unpacked_where_its_task_looks(
     site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, address = site
     publish(folder, monkeypatch)
     monkeypatch.setenv("ZENO_DATA", str(tmp_path / "data"))
-    download.fetch("cifar10", tasks.data_folder() / "cifar10", address)
-    assert len(tasks.load("cifar10").train) == 25
+    download.fetch("cifar10", download.data_folder() / "cifar10", address)
+    assert len(tasks.load_task("cifar10").train) == 25
     (folder / "cifar-10-binary.tar.gz").unlink()
-    download.fetch("cifar10", tasks.data_folder() / "cifar10", address)  # what is there is not fetched again
+    download.fetch("cifar10", download.data_folder() / "cifar10", address)  # what is there is not fetched again
 
 
-def test_a_file_with_another_checksum_is_refused_and_not_kept(
+def test_a_file_with_another_checksum_raises_and_is_deleted(
     site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, address = site
     publish(folder, monkeypatch)
     archive = folder / "cifar-10-binary.tar.gz"
     archive.write_bytes(archive.read_bytes() + b"!")
-    with pytest.raises(ValueError, match=r"Could not fetch .*cifar-10-binary.tar.gz.*hash"):
+    with pytest.raises(ValueError, match=r"Could not download .*cifar-10-binary.tar.gz.*hash"):
         download.fetch("cifar10", tmp_path / "data", address)
     assert not list((tmp_path / "data").iterdir())
 
 
-def test_a_file_that_is_not_there_is_one_clear_error(site: tuple[Path, str], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"Could not fetch http://127.0.0.1.*404"):
+def test_a_missing_file_raises_one_clear_error(site: tuple[Path, str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Could not download http://127.0.0.1.*404"):
         download.fetch("mnist", tmp_path / "data", site[1])
 
 
-def test_mnist_is_fetched_in_its_gzipped_form(
-    site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mnist_is_downloaded_gzipped(site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, address = site
     write_mnist(folder, ".gz")
     checksums = {f.name: f"md5:{hashlib.md5(f.read_bytes()).hexdigest()}" for f in folder.glob("*.gz")}
     assert set(checksums) == set(download.SOURCES["mnist"][1])
     monkeypatch.setitem(download.SOURCES, "mnist", ("", checksums))
     download.fetch("mnist", tmp_path / "data", address)
-    assert len(tasks.load("mnist", tmp_path / "data").test) == 4
+    assert len(tasks.load_task("mnist", tmp_path / "data").test) == 4

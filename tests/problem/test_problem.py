@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zeno
-from zeno.problem import OWN_STATISTICS_FROM, models, oracle
+from zeno.problem import models, oracle
+from zeno.problem.oracle import OWN_STATISTICS_FROM
 from zeno.rules.linalg.passes import all_finite
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -25,7 +26,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def make(name: str) -> tuple[zeno.Problem, nn.Module]:
-    """A problem, and a model of its own with the same weights."""
+    """A problem, and a separate model with the same weights."""
     torch.manual_seed(0)
     model = MODELS[name]()
     return zeno.Problem(copy.deepcopy(model)), model
@@ -85,7 +86,7 @@ def test_parameters_that_were_given_other_memory_become_views_again() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [4, 64])
-def test_scores_equal_the_definition_computed_the_slow_way(name: str, size: int) -> None:
+def test_scores_equal_a_slow_implementation_of_the_definition(name: str, size: int) -> None:
     problem, model = make(name)
     x, lr, rho, samples = problem.flat.clone(), 0.1, 5e-4, batch(size)
     candidates = torch.stack([problem.gradient(x, batch(50, seed), seed) for seed in range(2, 6)])
@@ -93,7 +94,7 @@ def test_scores_equal_the_definition_computed_the_slow_way(name: str, size: int)
     model.load_state_dict(problem.model.state_dict())
 
     rule = zeno.Zeno(trim=1, rho=rho, batch_size=size)
-    scores = rule(candidates, lambda rows: problem.descent(x, rows, lr, samples)).scores
+    scores = rule(candidates, problem.at(x, lr, samples)).scores
 
     assert scores is not None
     for u, score in zip(candidates, scores.tolist(), strict=True):
@@ -167,7 +168,7 @@ def test_refresh_sets_the_statistics_of_these_samples_and_forgets_older_ones() -
     assert problem.norms[0].momentum == 0.1
 
 
-def test_a_candidate_that_is_not_finite_has_no_descent_and_harms_no_other() -> None:
+def test_the_descent_of_a_non_finite_candidate_is_nan_and_others_are_unaffected() -> None:
     problem, _ = make("mlp")
     x, samples = problem.flat.clone(), batch(8)
     good = problem.gradient(x, samples, 1)
@@ -178,7 +179,7 @@ def test_a_candidate_that_is_not_finite_has_no_descent_and_harms_no_other() -> N
     assert torch.equal(problem.flat, x), "the model is left as it was"
 
 
-def test_descent_can_be_asked_for_at_the_models_own_parameters() -> None:
+def test_descent_works_at_the_current_parameters_of_the_model() -> None:
     problem, _ = make("mlp")
     x, samples = problem.flat.clone(), batch(8)
     rows = torch.stack([problem.gradient(x, samples, 1)] * 3)
@@ -192,25 +193,25 @@ def test_accuracy_is_the_share_of_labels_with_the_highest_output() -> None:
     assert problem.accuracy(torch.eye(2).flatten(), zeno.Batch(inputs, torch.tensor([0, 1, 1, 1]))) == 0.75
 
 
-def test_frozen_parameters_are_no_part_of_the_vector() -> None:
+def test_frozen_parameters_are_not_part_of_the_vector() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     model[0].requires_grad_(False)
     assert zeno.Problem(model).size == 4
 
 
-def test_a_model_without_trainable_parameters_is_refused() -> None:
+def test_a_model_without_trainable_parameters_raises() -> None:
     with pytest.raises(ValueError, match="no trainable parameters"):
         zeno.Problem(nn.ReLU())
 
 
-def test_a_loss_with_weights_of_its_own_can_be_scored() -> None:
+def test_a_loss_with_float32_weights_can_be_scored() -> None:
     torch.manual_seed(0)
     problem = zeno.Problem(models.mlp((1, 8, 8), 10), nn.CrossEntropyLoss(weight=torch.linspace(1, 2, 10)))
     x, samples = problem.flat.clone(), batch(8)
     assert problem.descent(x, problem.gradient(x, samples, 1)[None], 0.1, samples)[0] > 0
 
 
-def test_vectors_that_require_a_gradient_leave_no_trace() -> None:
+def test_results_do_not_require_a_gradient_even_if_the_arguments_do() -> None:
     problem, _ = make("mlp")
     x, samples = nn.Parameter(problem.flat.clone()), batch(8)
     assert problem.loss(x, samples) == problem.loss(x.detach(), samples)
@@ -220,7 +221,7 @@ def test_vectors_that_require_a_gradient_leave_no_trace() -> None:
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda problem: pickle.loads(pickle.dumps(problem))])
-def test_copies_and_pickles_work_on_a_buffer_of_their_own(duplicate: Callable[[zeno.Problem], zeno.Problem]) -> None:
+def test_copies_and_pickles_have_their_own_buffer(duplicate: Callable[[zeno.Problem], zeno.Problem]) -> None:
     problem, _ = make("mlp")
     x, samples = problem.flat.clone(), batch(8)
     other = duplicate(problem)
@@ -229,7 +230,7 @@ def test_copies_and_pickles_work_on_a_buffer_of_their_own(duplicate: Callable[[z
     assert torch.equal(problem.flat, x)
 
 
-def test_models_that_reshape_their_inputs_are_left_the_layout_they_expect() -> None:
+def test_models_that_reshape_their_inputs_get_the_layout_they_expect() -> None:
     class Reshaping(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -244,7 +245,7 @@ def test_models_that_reshape_their_inputs_are_left_the_layout_they_expect() -> N
     assert problem.gradient(problem.flat, samples, 0).isfinite().all()
 
 
-def test_refresh_that_fails_leaves_the_momentum_alone() -> None:
+def test_a_refresh_that_raises_restores_the_momentum() -> None:
     problem = zeno.Problem(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
     with pytest.raises(ValueError, match="more than 1 value"):
         problem.refresh(problem.flat, torch.randn(1, 2))
@@ -254,7 +255,7 @@ def test_refresh_that_fails_leaves_the_momentum_alone() -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [4, 64])
 @pytest.mark.usefixtures("side_by_side")
-def test_scores_are_the_same_side_by_side_one_by_one_and_alone(name: str, size: int) -> None:
+def test_scores_are_the_same_in_parallel_one_by_one_and_alone(name: str, size: int) -> None:
     problem, model = make(name)
     x, samples = problem.flat.clone(), batch(size)
     problem.refresh(x, batch(100, 7).inputs)
@@ -310,7 +311,7 @@ def test_models_that_cannot_be_copied_are_scored_one_by_one(kind: Callable[[], n
 
 
 @pytest.mark.usefixtures("side_by_side")
-def test_copies_follow_what_is_changed_on_the_original() -> None:
+def test_copies_follow_changes_of_the_original() -> None:
     torch.manual_seed(0)
     frozen, norm, trained = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
     frozen.requires_grad_(False)
@@ -338,7 +339,7 @@ def test_copies_follow_what_is_changed_on_the_original() -> None:
 
 
 @pytest.mark.usefixtures("side_by_side")
-def test_an_exception_while_scoring_side_by_side_reaches_the_caller() -> None:
+def test_an_exception_while_scoring_in_parallel_reaches_the_caller() -> None:
     calls = []
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -356,7 +357,7 @@ def test_an_exception_while_scoring_side_by_side_reaches_the_caller() -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.usefixtures("side_by_side")
-def test_one_number_that_is_not_finite_is_found_and_large_ones_are_not_mistaken_for_it(bad: float) -> None:
+def test_one_non_finite_number_is_found_and_large_numbers_are_accepted(bad: float) -> None:
     problem, _ = make("mlp")
     x, samples = problem.flat.clone(), batch(8)
     good = problem.gradient(x, samples, 1)
@@ -371,7 +372,7 @@ def test_one_number_that_is_not_finite_is_found_and_large_ones_are_not_mistaken_
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [4, 64])
-def test_the_servers_own_gradient_is_that_of_the_loss_it_scores_with(name: str, size: int) -> None:
+def test_the_gradient_of_an_oracle_is_that_of_the_loss_it_scores_with(name: str, size: int) -> None:
     problem, model = make(name)
     x, samples = problem.flat.clone(), batch(size)
     problem.refresh(x, batch(100, 7).inputs)
@@ -389,11 +390,11 @@ def test_the_servers_own_gradient_is_that_of_the_loss_it_scores_with(name: str, 
     assert at.gradient() is at.gradient(), "computed once"
     assert all(torch.equal(buffer, before[name]) for name, buffer in problem.buffers.items())
     rows = torch.stack([problem.gradient(x, batch(50, seed), seed) for seed in (2, 3)])
-    assert torch.equal(at(rows), problem.descent(x, rows, 0.1, samples))
+    assert torch.equal(at.descents(rows), problem.descent(x, rows, 0.1, samples))
     assert at.lr == 0.1
 
 
-def test_gradients_of_several_batches_at_once_are_those_of_each() -> None:
+def test_vectorised_gradients_equal_those_of_each_batch() -> None:
     problem, _ = make("mlp")
     x, batches = problem.flat.clone(), [batch(20, seed) for seed in range(3)]
     inputs, targets = torch.stack([b.inputs for b in batches]), torch.stack([b.targets for b in batches])
@@ -403,7 +404,7 @@ def test_gradients_of_several_batches_at_once_are_those_of_each() -> None:
 
 
 @pytest.mark.parametrize("name", ["cnn", "cnn with batch norm"])
-def test_models_that_draw_or_keep_statistics_have_no_gradients_at_once(name: str) -> None:
+def test_models_with_random_draws_or_statistics_have_no_vectorised_gradients(name: str) -> None:
     problem, _ = make(name)
     with pytest.raises(RuntimeError):
         problem.gradients(problem.flat.clone(), batch(20).inputs[None], batch(20).targets[None])

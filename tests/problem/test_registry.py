@@ -6,7 +6,6 @@ import pytest
 
 import zeno
 from zeno.problem.registry import build, describe, parse
-from zeno.rules import PRESETS
 
 
 def test_names_and_literals_are_parsed() -> None:
@@ -18,7 +17,7 @@ def test_names_and_literals_are_parsed() -> None:
 @pytest.mark.parametrize(
     "text", ["", "zeno(", "zeno trim=3", "3", "a.b", "f(x)", "f(__import__('os'))", "f(**{})", "f(1)(2)", "[1]"]
 )
-def test_anything_else_is_refused_and_never_run(text: str) -> None:
+def test_anything_else_raises_and_is_never_run(text: str) -> None:
     with pytest.raises(ValueError, match="Expected a name, or a name with parameters"):
         parse(text)
 
@@ -30,20 +29,22 @@ def test_objects_are_built_with_defaults_and_overrides() -> None:
     assert build("rule", "zeno(5)", zeno.RULES, overrides={"trim": 6}) == zeno.Zeno(trim=6)
 
 
-def test_what_a_preset_hands_on_can_be_written_too() -> None:
-    assert build("rule", "zeno_auto(trim=4)", PRESETS) == zeno.Zeno.auto(trim=4)
+def test_zeno_auto_takes_its_parameters_by_name() -> None:
+    assert build("rule", "zeno_auto(trim=4)", zeno.RULES) == zeno.ZenoAuto(trim=4)
     with pytest.raises(ValueError, match="trm"):
-        build("rule", "zeno_auto(trm=4)", PRESETS)
+        build("rule", "zeno_auto(trm=4)", zeno.RULES)
 
 
-def test_what_does_not_fit_says_what_would() -> None:
+def test_wrong_parameters_raise_an_error_with_the_signature() -> None:
     with pytest.raises(ValueError, match=r"Unknown rule 'zen'. Did you mean zeno\? There are: mean, median"):
         build("rule", "zen", zeno.RULES)
     with pytest.raises(ValueError, match=r"does not fit zeno\(trim, rho=0.0005, batch_size=4, .*'trum'"):
         build("rule", "zeno(trum=3)", zeno.RULES)
     with pytest.raises(ValueError, match=r"does not fit krum\(faulty\).*missing a required argument: 'faulty'"):
         build("rule", "krum", zeno.RULES)
-    with pytest.raises(ValueError, match=r"The fault \"sign_flip\('a'\)\" cannot be made"):
+    with pytest.raises(ValueError, match=r"The split \"dirichlet\('a'\)\" cannot be made"):
+        build("split", "dirichlet('a')", zeno.SPLITS)
+    with pytest.raises(ValueError, match=r"SignFlip needs scale as a finite number above 0\. Found scale='a'"):
         build("fault", "sign_flip('a')", zeno.FAULTS)
     with pytest.raises(ValueError, match=r"too many positional arguments"):
         build("rule", "krum(1, 2)", zeno.RULES)
@@ -54,7 +55,7 @@ def test_descriptions_are_built_back_into_the_same_object(rule: zeno.Rule) -> No
     assert build("rule", describe(rule, zeno.RULES), zeno.RULES) == rule
 
 
-def test_what_has_no_name_is_described_by_its_repr() -> None:
+def test_an_object_without_a_name_is_described_by_its_repr() -> None:
     @dataclass(frozen=True)
     class Own:
         x: int = 1

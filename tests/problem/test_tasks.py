@@ -33,7 +33,7 @@ def write_cifar10(folder: Path, n: int = 5) -> None:
 
 
 def test_digits_are_shipped_and_are_the_known_data_set() -> None:
-    task = tasks.load("digits")
+    task = tasks.load_task("digits")
     assert (len(task.train), len(task.test), task.train.classes) == (1437, 360, 10)
     assert task.train.inputs.shape[1:] == (1, 8, 8)
     assert task.train.inputs.dtype == torch.uint8
@@ -47,7 +47,7 @@ def test_digits_are_shipped_and_are_the_known_data_set() -> None:
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_mnist_is_read_from_idx_files(tmp_path: Path, suffix: str) -> None:
     write_mnist(tmp_path, suffix)
-    task = tasks.load("mnist", tmp_path)
+    task = tasks.load_task("mnist", tmp_path)
     assert task.train.inputs.shape == (6, 1, 28, 28)
     assert task.train.inputs[0, 0, 0, :3].tolist() == [0, 1, 2]
     assert task.test.targets.tolist() == [0, 1, 2, 3]
@@ -56,16 +56,16 @@ def test_mnist_is_read_from_idx_files(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize("folder", [".", "cifar-10-batches-bin"])
 def test_cifar10_is_read_from_the_binary_version(tmp_path: Path, folder: str) -> None:
     write_cifar10(tmp_path / folder)
-    task = tasks.load("cifar10", tmp_path)
+    task = tasks.load_task("cifar10", tmp_path)
     assert task.train.inputs.shape == (25, 3, 32, 32)
     assert task.train.inputs[7, :, 5, 5].tolist() == [10, 20, 30]
     assert task.train.targets[::5].tolist() == [0, 1, 2, 3, 4]
     assert task.test.targets.tolist() == [5] * 5
 
 
-def test_the_quarter_of_the_width_replaces_a_tasks_own_model(tmp_path: Path) -> None:
+def test_the_model_of_a_task_can_be_replaced(tmp_path: Path) -> None:
     write_cifar10(tmp_path)
-    task = tasks.with_model(tasks.load("cifar10", tmp_path), "small_cnn")
+    task = tasks.with_model(tasks.load_task("cifar10", tmp_path), "small_cnn")
     assert zeno.Problem(task.model()).size < 1_310_922 / 12
     without_dropout = tasks.with_model(task, "cnn(width=8, dropout=0)").model()
     assert {m.p for m in without_dropout.modules() if isinstance(m, torch.nn.Dropout)} == {0}
@@ -74,31 +74,29 @@ def test_the_quarter_of_the_width_replaces_a_tasks_own_model(tmp_path: Path) -> 
 
 def test_missing_files_say_how_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"data_batch_1.bin in .*zeno data cifar10.*--data"):
-        tasks.load("cifar10", tmp_path)
+        tasks.load_task("cifar10", tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("cut", [2, 10, 100])
-def test_torn_idx_files_are_refused(tmp_path: Path, cut: int, suffix: str) -> None:
+def test_incomplete_idx_files_raise(tmp_path: Path, cut: int, suffix: str) -> None:
     write_mnist(tmp_path, suffix)
     path = tmp_path / f"train-images-idx3-ubyte{suffix}"
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(ValueError, match="not a whole IDX file"):
-        tasks.load("mnist", tmp_path)
+    with pytest.raises(ValueError, match="not a complete IDX file"):
+        tasks.load_task("mnist", tmp_path)
 
 
-def test_torn_or_foreign_cifar10_files_are_refused(tmp_path: Path) -> None:
+def test_incomplete_or_wrong_cifar10_files_raise(tmp_path: Path) -> None:
     write_cifar10(tmp_path)
     path = tmp_path / "data_batch_3.bin"
     for content in (path.read_bytes()[:-1], b"", bytes([200]) + path.read_bytes()[1:]):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"data_batch_3.bin is not a whole CIFAR-10 file"):
-            tasks.load("cifar10", tmp_path)
+        with pytest.raises(ValueError, match=r"data_batch_3.bin is not a complete CIFAR-10 file"):
+            tasks.load_task("cifar10", tmp_path)
 
 
-def test_a_task_of_the_users_own_is_found_beside_the_users_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_custom_task_is_found_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_tasks.py").write_text(
         "import torch, zeno\n"
         "def line():\n"
@@ -112,22 +110,22 @@ def test_a_task_of_the_users_own_is_found_beside_the_users_files(
     assert records[-1].accuracy is None
     assert records[-1].train_loss is not None
     with pytest.raises(ValueError, match=r"needs to return a zeno.Task. Found NoneType"):
-        tasks.load("my_tasks:nothing")
+        tasks.load_task("my_tasks:nothing")
 
 
 @pytest.mark.parametrize(
     "name",
     ["no_such_module:f", "zeno.tasks:no_such_function", ".relative:f", "broken:f", "raising:f", "zeno.tasks:load"],
 )
-def test_a_task_that_does_not_import_says_so(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_cannot_be_imported_raises(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.py").write_text("def f(:\n")
     (tmp_path / "raising.py").write_text("raise RuntimeError('no')\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=f"Cannot load the task '{name}'"):
-        tasks.load(name)
+        tasks.load_task(name)
 
 
-def test_a_task_that_draws_its_data_repeats_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_with_random_data_is_the_same_in_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "drawn.py").write_text(
         "import torch, zeno\n"
         "def task():\n"
@@ -141,4 +139,4 @@ def test_a_task_that_draws_its_data_repeats_with_the_run(tmp_path: Path, monkeyp
 
 def test_an_unknown_task_gets_a_hint() -> None:
     with pytest.raises(ValueError, match=r"Unknown task 'cifar'. Did you mean cifar10"):
-        tasks.load("cifar")
+        tasks.load_task("cifar")

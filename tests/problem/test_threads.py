@@ -51,7 +51,7 @@ def test_an_exception_reaches_the_caller_and_ends_the_rest(num_places: int) -> N
     assert torch.get_num_threads() == 2
 
 
-def test_an_interrupt_ends_work_that_would_go_on_for_ever() -> None:
+def test_an_interrupt_ends_endless_work() -> None:
     def interrupt(place: int, job: int) -> None:
         if job == 5:
             _thread.interrupt_main()
@@ -61,7 +61,7 @@ def test_an_interrupt_ends_work_that_would_go_on_for_ever() -> None:
     assert torch.get_num_threads() == 2
 
 
-def test_a_caller_who_has_seen_enough_gets_the_threads_back() -> None:
+def test_a_caller_that_stops_early_gets_the_threads_back() -> None:
     started = []
     for job, _ in side_by_side(lambda place, job: started.append(job), [0, 1], itertools.count()):
         if job == 3:
@@ -70,7 +70,7 @@ def test_a_caller_who_has_seen_enough_gets_the_threads_back() -> None:
     assert len(started) < 12
 
 
-def test_one_thread_ends_with_what_was_set_before() -> None:
+def test_one_thread_restores_the_number_of_threads() -> None:
     def fail() -> None:
         with one_thread():
             assert torch.get_num_threads() == 1
@@ -87,7 +87,7 @@ def drawn() -> list[Tensor]:
     return [dropout, torch.rand(3), torch.empty(3).normal_(), torch.randperm(9), torch.rand_like(torch.ones(4))]
 
 
-def test_draws_are_those_of_the_seed_whoever_draws_at_the_same_time() -> None:
+def test_draws_depend_on_the_seed_only_while_other_threads_draw() -> None:
     expected = []
     for seed in range(8):
         torch.manual_seed(seed)
@@ -105,7 +105,7 @@ def test_draws_are_those_of_the_seed_whoever_draws_at_the_same_time() -> None:
     assert torch.equal(torch.rand(3), outside)
 
 
-def test_a_generator_of_the_callers_own_is_left_to_it() -> None:
+def test_a_generator_of_the_caller_is_used() -> None:
     own = torch.Generator().manual_seed(3)
     expected = torch.rand(3, generator=torch.Generator().manual_seed(3))
     with Draws(0):

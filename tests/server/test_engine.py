@@ -1,8 +1,7 @@
 """One step of the server, with workers that send anything."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,38 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zeno
+from support.fake_cluster import FakeCluster
+from zeno.server.core import STATISTICS_SAMPLES
 from zeno.server.engine import Engine
-from zeno.workers.cluster import NO_FAULTS, NOBODY
+from zeno.server.samples import DatasetSamples
+from zeno.workers.reply import ErrorKind
 
 GOOD = torch.tensor([1.0, 2.0])
-
-
-class Sending(zeno.Cluster):
-    """Workers that send what they are told to; None for one that does not even reply."""
-
-    def __init__(self, sent: Sequence[Any]) -> None:
-        self.sent = sent
-        self.size = len(sent)
-
-    def gradients(
-        self,
-        params: Tensor,
-        buffers: Mapping[str, Tensor],
-        step: int,
-        faults: Mapping[int, zeno.Fault] = NO_FAULTS,
-        need: int = 1,
-        skip: Collection[int] = NOBODY,
-    ) -> Iterator[zeno.Reply]:
-        for worker, gradient in reversed(list(enumerate(self.sent))):
-            if isinstance(gradient, zeno.Reply):
-                yield gradient
-            elif gradient is not None:
-                yield zeno.Reply(worker, step, gradient)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
 
 def server(sent: Sequence[Any], rule: zeno.Rule, lr: float = 0.1) -> Engine:
@@ -52,7 +26,12 @@ def server(sent: Sequence[Any], rule: zeno.Rule, lr: float = 0.1) -> Engine:
     inputs = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
     dataset = zeno.Dataset(inputs, inputs @ GOOD[:, None])
     optimizer = torch.optim.SGD([params], lr=lr)
-    return Engine(problem, rule, Sending(sent), dataset, torch.arange(100), optimizer)
+    return Engine(problem, rule, FakeCluster(sent), dataset, torch.arange(100), optimizer)
+
+
+def samples_of(engine: Engine) -> DatasetSamples:
+    assert isinstance(engine.core.samples, DatasetSamples)
+    return engine.core.samples
 
 
 def test_a_step_moves_the_parameters_by_the_update_of_the_rule() -> None:
@@ -64,32 +43,35 @@ def test_a_step_moves_the_parameters_by_the_update_of_the_rule() -> None:
     assert set(outcome.seconds) == {"gradients", "scores", "rule", "update"}
 
 
+DIED = zeno.ReplyError(ErrorKind.DIED, "died")
 BROKEN = {
-    "silence": (None, "sent no reply"),
-    "death": (zeno.Reply(1, 0, None, "died"), "died"),
-    "a string": ("hello", "sent str, expected a tensor"),
-    "too many numbers": (torch.ones(12), r"sent numbers of shape [12], expected [2]"),
-    "another shape": (torch.ones(2, 1), r"sent numbers of shape [2, 1], expected [2]"),
+    "silence": (None, ErrorKind.LATE, "sent no reply"),
+    "death": (zeno.Reply(1, 0, None, DIED), ErrorKind.DIED, "died"),
+    "a string": ("hello", ErrorKind.MALFORMED, "sent str, expected a tensor"),
+    "too many numbers": (torch.ones(12), ErrorKind.MALFORMED, "sent numbers of shape [12], expected [2]"),
+    "another shape": (torch.ones(2, 1), ErrorKind.MALFORMED, "sent numbers of shape [2, 1], expected [2]"),
     "float64": (
         torch.ones(2, dtype=torch.float64),
+        ErrorKind.MALFORMED,
         "sent torch.float64, torch.strided, expected torch.float32, torch.strided",
     ),
     "a sparse tensor": (
         torch.ones(2).to_sparse(),
+        ErrorKind.MALFORMED,
         "sent torch.float32, torch.sparse_coo, expected torch.float32, torch.strided",
     ),
-    "nan": (torch.tensor([1.0, math.nan]), "sent numbers that are not finite"),
-    "inf": (torch.tensor([-math.inf, 1.0]), "sent numbers that are not finite"),
-    "an old step": (zeno.Reply(1, 3, GOOD), "sent the gradient of step 3, expected step 0"),
+    "nan": (torch.tensor([1.0, math.nan]), ErrorKind.NOT_FINITE, "sent numbers that are not finite"),
+    "inf": (torch.tensor([-math.inf, 1.0]), ErrorKind.NOT_FINITE, "sent numbers that are not finite"),
+    "an old step": (zeno.Reply(1, 3, GOOD), ErrorKind.MALFORMED, "sent the gradient of step 3, expected step 0"),
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_reply_is_out_with_its_reason_on_record(kind: str) -> None:
-    sent, reason = BROKEN[kind]
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_reply_is_dropped_with_its_reason_on_record(name: str) -> None:
+    sent, kind, text = BROKEN[name]
     one = server([-GOOD, sent, -GOOD, -GOOD], zeno.Zeno(trim=1))
     outcome = one.step(0)
-    assert outcome.errors == {1: reason}
+    assert outcome.errors == {1: zeno.ReplyError(kind, text)}
     assert outcome.aggregate is not None
     assert outcome.aggregate.kept.tolist() == [True, False, True, True]
     torch.testing.assert_close(one.params.detach(), 0.1 * GOOD)
@@ -102,10 +84,13 @@ def test_more_broken_replies_than_trim_skip_the_step_and_say_so() -> None:
     assert outcome.skipped is not None
     assert "needs 3 usable candidates. Found 2 of 4" in outcome.skipped
     assert one.params.tolist() == [0.0, 0.0]
-    assert outcome.errors == {1: "sent no reply", 2: "sent str, expected a tensor"}
+    assert {i: str(error) for i, error in outcome.errors.items()} == {
+        1: "sent no reply",
+        2: "sent str, expected a tensor",
+    }
 
 
-def test_zeno_scores_on_samples_of_the_servers_own() -> None:
+def test_zeno_scores_on_the_servers_samples() -> None:
     outcome = server([GOOD, -GOOD, 5 * GOOD], zeno.Zeno(trim=2)).step(0)
     assert outcome.aggregate is not None
     assert outcome.aggregate.kept.tolist() == [False, True, False]
@@ -118,15 +103,15 @@ def test_scores_use_the_learning_rate_of_the_optimizer() -> None:
     assert server([-2 * GOOD], zeno.Zeno(trim=0), lr=5.0).step(0).aggregate.scores[0] < 0  # type: ignore[union-attr,index]
 
 
-def test_what_a_rule_remembers_comes_back_to_it() -> None:
+def test_a_rule_gets_back_the_state_that_it_returned() -> None:
     seen = []
 
-    class Counting:
+    class Counting(zeno.Rule):
         def __call__(
-            self, candidates: Tensor, descent: zeno.Descent | None = None, state: object = None
+            self, candidates: Tensor, oracle: zeno.Oracle | None = None, state: object = None
         ) -> zeno.Aggregate:
             seen.append(state)
-            return zeno.Aggregate(candidates[0].clone(), None, torch.tensor([True]), len(seen))
+            return zeno.Aggregate(candidates[0].clone(), torch.ones(1), state=len(seen))
 
     one = server([GOOD], Counting())
     one.step(0)
@@ -147,12 +132,15 @@ def test_a_rule_may_ask_for_descents_and_for_the_gradient_on_the_same_samples_dr
 
     monkeypatch.setattr(zeno.Dataset, "batch", spy)
 
-    class Asking:
-        batch_size = 8
+    class Asking(zeno.Rule):
+        samples = 8
 
-        def __call__(self, candidates: Tensor, descent: Any = None, state: object = None) -> zeno.Aggregate:
-            seen.append((len(drawn), descent.lr, descent.gradient(), descent(candidates), len(drawn)))
-            return zeno.Aggregate(candidates[0], None, torch.tensor([True]))
+        def __call__(
+            self, candidates: Tensor, oracle: zeno.Oracle | None = None, state: object = None
+        ) -> zeno.Aggregate:
+            assert oracle is not None
+            seen.append((len(drawn), oracle.lr, oracle.gradient(), oracle.descents(candidates), len(drawn)))
+            return zeno.Aggregate(candidates[0], torch.ones(1))
 
     one = server([-GOOD], Asking(), lr=1e-3)
     outcome = one.step(0)
@@ -160,41 +148,75 @@ def test_a_rule_may_ask_for_descents_and_for_the_gradient_on_the_same_samples_dr
     assert (before, after) == (0, 1)
     assert len(drawn[0]) == 8
     assert lr == 1e-3
-    own = batch(one.dataset, drawn[0])
+    own = batch(samples_of(one).dataset, drawn[0])
     torch.testing.assert_close(gradient, (2 * (0 - own.targets) * own.inputs).mean(dim=0))  # of (w x - y)^2 at w = 0
     assert descents.item() == pytest.approx(lr * (gradient @ -GOOD).item(), rel=0.02)
     assert outcome.seconds["scores"] > 0
 
 
-def test_a_rule_that_does_not_ask_costs_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_samples_are_drawn_for_a_rule_that_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(zeno.Dataset, "batch")
     assert server([GOOD], zeno.Mean()).step(0).seconds["scores"] == 0
 
 
-def test_buffers_are_fresh_for_the_parameters_after_each_step() -> None:
+def test_a_rule_that_asks_without_stating_its_samples_raises() -> None:
+    class Asking(zeno.Rule):
+        def __call__(
+            self, candidates: Tensor, oracle: zeno.Oracle | None = None, state: object = None
+        ) -> zeno.Aggregate:
+            assert oracle is not None
+            return zeno.Aggregate(oracle.gradient(), torch.zeros(1))
+
+    with pytest.raises(ValueError, match=r"needs samples of the server\. Found samples=0 in .* Set the attribute"):
+        server([GOOD], Asking()).step(0)
+
+
+def test_running_statistics_are_refreshed_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    refreshed = []
+    refresh = zeno.Problem.refresh
+
+    def spy(self: zeno.Problem, params: Tensor, inputs: Tensor) -> None:
+        refreshed.append(len(inputs))
+        refresh(self, params, inputs)
+
+    monkeypatch.setattr(zeno.Problem, "refresh", spy)
     torch.manual_seed(0)
     problem = zeno.Problem(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)), F.mse_loss)
     params = nn.Parameter(problem.flat.clone())
     inputs = torch.randn(100, 2)
     dataset = zeno.Dataset(inputs, inputs.sum(dim=1, keepdim=True))
-    cluster = Sending([torch.randn(problem.size)])
-    one = Engine(problem, zeno.Mean(), cluster, dataset, torch.arange(100), torch.optim.SGD([params], lr=1.0))
-    one.step(0)
+    cluster = FakeCluster([torch.randn(problem.size)])
+    one = Engine(problem, zeno.Mean(), cluster, dataset, torch.arange(100), torch.optim.SGD([params], lr=0.3))
+    for number in range(3):
+        one.step(number)
+    assert refreshed == [], "the mean reads none"
+    one.refresh_statistics()
+    one.refresh_statistics()
+    assert refreshed == [STATISTICS_SAMPLES], "once for the same parameters"
     with torch.no_grad():
         features = inputs @ params[:6].view(3, 2).T + params[6:9]
     torch.testing.assert_close(problem.buffers["1.running_mean"], features.mean(dim=0), atol=0.3, rtol=0.1)
     assert not torch.allclose(problem.buffers["1.running_mean"], torch.zeros(3), atol=0.3)
+    one.step(3)
+    one.state_to_save()
+    assert len(refreshed) == 2, "saving reads them"
+    few = Engine(problem, zeno.Zeno(0, batch_size=4), cluster, dataset, torch.arange(100), one.optimizer)
+    few.step(0)
+    assert len(refreshed) == 3, "scores on few samples read them"
+    many = Engine(problem, zeno.Zeno(0, batch_size=32), cluster, dataset, torch.arange(100), one.optimizer)
+    many.step(0)
+    assert len(refreshed) == 3, "scores on many samples use batch statistics"
 
 
-def test_a_trial_says_what_the_rule_would_do_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_returns_the_update_of_the_rule_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[str, int]] = []
-    draw = Engine._draw
+    take = DatasetSamples.take
 
-    def drawing(self: Engine, role: str, step: int, size: int, number: int = 0) -> zeno.Batch:
+    def taking(self: DatasetSamples, size: int, role: str, step: int, number: int = 0) -> zeno.Batch:
         drawn.append((role, size))
-        return draw(self, role, step, size, number)
+        return take(self, size, role, step, number)
 
-    monkeypatch.setattr(Engine, "_draw", drawing)
+    monkeypatch.setattr(DatasetSamples, "take", taking)
     one = server([GOOD, 3 * GOOD, -GOOD], zeno.Zeno(trim=1, batch_size=8))
     found = one.trial(torch.stack([-GOOD, -3 * GOOD, GOOD]), 0)
     assert found is not None
@@ -206,21 +228,22 @@ def test_a_trial_says_what_the_rule_would_do_and_changes_nothing(monkeypatch: py
     assert drawn == [("trial", 8), ("score", 8)], "a step is judged on samples that no trial has seen"
 
 
-def test_a_trial_has_the_memory_of_the_rule_and_leaves_none() -> None:
+def test_a_trial_uses_the_state_of_the_rule_and_does_not_change_it() -> None:
     one = server([GOOD, GOOD], zeno.CenteredClipping(radius=0.1))
     one.step(0)
-    state = one.state
-    first, second = one.trial(100 * one.candidates, 1), one.trial(100 * one.candidates, 1)
+    state, candidates = one.core.state, one.core.candidates
+    assert candidates is not None
+    first, second = one.trial(100 * candidates, 1), one.trial(100 * candidates, 1)
     assert first is not None
     assert second is not None
     assert torch.equal(first, second)
-    assert one.state is state
-    fresh = server([GOOD, GOOD], zeno.CenteredClipping(radius=0.1)).trial(100 * one.candidates, 1)
+    assert one.core.state is state
+    fresh = server([GOOD, GOOD], zeno.CenteredClipping(radius=0.1)).trial(100 * candidates, 1)
     assert fresh is not None
     assert not torch.equal(first, fresh)
 
 
-def test_a_trial_that_would_skip_the_step_says_none() -> None:
+def test_a_trial_that_would_skip_the_step_returns_none() -> None:
     one = server([GOOD, GOOD, GOOD], zeno.Zeno(trim=1))
     candidates = torch.stack([GOOD, GOOD * math.nan, GOOD * math.nan])
     assert one.trial(candidates, 0) is None

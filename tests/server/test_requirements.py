@@ -1,4 +1,4 @@
-"""What the server of a user's own loop refuses, and warns of, by what it says."""
+"""What `zeno.Server` raises and warns about, word by word."""
 
 import warnings
 from collections.abc import Callable
@@ -53,8 +53,8 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
         "no model": (lambda: server(model="net"), "A Server needs model as a torch.nn.Module. Found str."),
         "in DataParallel": (
             lambda: server(model=nn.DataParallel(model)),
-            "A Server needs the model itself. Found it in DataParallel, which would average what all send before "
-            "anybody looked at it. Pass model.module.",
+            "A Server needs the model itself. Found it wrapped in DataParallel, which averages all gradients before "
+            "they can be checked. Pass model.module.",
         ),
         "no loss": (lambda: server(loss=0.3), "A Server needs loss as a function of outputs and targets. Found float."),
         "no optimizer": (
@@ -63,35 +63,35 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
         ),
         "no rule": (
             lambda: server(rule="zeno"),
-            "A Server needs rule as a rule, such as zeno.Zeno(trim=4). Found 'zeno'.",
+            "A Server needs rule as a zeno.Rule, such as zeno.Zeno(trim=4). Found 'zeno'.",
         ),
         "the class of a rule": (
             lambda: server(rule=zeno.Median),
-            "A Server needs rule as a rule, such as zeno.Zeno(trim=4). Found <class 'zeno.rules.median.Median'>.",
+            "A Server needs rule as a zeno.Rule, such as zeno.Zeno(trim=4). Found <class 'zeno.rules.median.Median'>.",
         ),
         "a loss for each sample": (
             lambda: server(loss=torch.nn.CrossEntropyLoss(reduction="none")).step([torch.zeros(74)] * 3),
-            "A Problem needs loss as one number, the mean over the samples. Found shape [4]. Pass reduction='mean', or "
-            "take the mean of it.",
+            "A Problem needs a loss of one number, the mean over the samples. Found shape [4]. Pass reduction='mean', "
+            "or take its mean.",
         ),
         "LBFGS": (
             lambda: server(optimizer=torch.optim.LBFGS(model.parameters())),
-            "A Server needs an optimizer that a gradient is enough for. Found LBFGS, which evaluates the loss by "
-            "itself, several times a step.",
+            "A Server needs an optimizer that steps on gradients alone. Found LBFGS, which evaluates the loss itself, "
+            "several times per step.",
         ),
         "uphill": (
             lambda: server(optimizer=torch.optim.SGD(groups, lr=0.1)),
-            "A Server lowers the loss. Found SGD with maximize=True. Negate the loss instead.",
+            "A Server minimises the loss. Found SGD with maximize=True. Negate the loss instead.",
         ),
         "half of the model": (
             lambda: server(optimizer=torch.optim.SGD(layer(model, 0).parameters(), lr=0.1)),
-            "A Server needs every trained parameter in the optimizer. Found 2 that are not, such as '2.weight'. "
+            "A Server needs every trainable parameter in the optimizer. Found 2 that are not, such as '2.weight'. "
             "Add them, or freeze them with requires_grad_(False).",
         ),
         "another model": (
             lambda: server(optimizer=torch.optim.SGD([*model.parameters(), *net().parameters()], lr=0.1)),
-            "A Server needs an optimizer of this model alone. Found 4 parameters in SGD that are not the model's. "
-            "Make the optimizer after replacing layers, or moving them.",
+            "A Server needs an optimizer over this model only. Found 4 parameters in SGD that are not the model's. "
+            "Create the optimizer after replacing or moving layers.",
         ),
         "two precisions": (
             lambda: server(model=half, optimizer=torch.optim.SGD(half.parameters(), lr=0.1)),
@@ -100,66 +100,63 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
         ),
         "memory in common": (
             lambda: server(model=shared, optimizer=torch.optim.SGD(shared.parameters(), lr=0.1)),
-            "A Server needs parameters with memory of their own. Found two that share it. Tie weights by using one "
+            "A Server needs parameters that do not share memory. Found two that do. Tie weights by using one "
             "Parameter in both places, as in `decoder.weight = encoder.weight`.",
         ),
         "BatchNorm without data": (
             lambda: server(model=normed, optimizer=torch.optim.SGD(normed.parameters(), lr=0.1), data=None),
-            "A Server needs data for a model with BatchNorm: running statistics come from samples of its own, never "
-            "from a worker. Found data=None with BatchNorm1d.",
+            "A Server needs data for a model with BatchNorm: running statistics are computed from the server's "
+            "samples, never from a worker's. Found data=None with BatchNorm1d.",
         ),
         "frozen since": (
             after(lambda model, _: layer(model, 0).requires_grad_(False)),
-            "A Server needs the parameters that it was made with. Found that others are trained now. Make a new Server "
-            "after freezing or replacing some.",
+            "The trainable parameters have changed since this Server was created. Create a new Server after freezing "
+            "or replacing parameters.",
         ),
         "moved since": (
             after(lambda model, _: model.double()),
-            "A Server needs the model where it was: torch.float32 on cpu. Found torch.float64 on cpu. Make the Server "
-            "after moving the model.",
+            "A Server needs its model to stay torch.float32 on cpu. Found torch.float64 on cpu. Move the model before "
+            "creating the Server.",
         ),
         "one matrix for all": (
             lambda: server().step(torch.zeros(3, 2)),
-            "A Server needs gradients as one tensor [workers, 74] of floating point. Found torch.float32 of shape "
-            "[3, 2]. zeno.flatten(model) makes a row of it.",
+            "A Server needs gradients as one floating-point tensor [workers, 74]. Found torch.float32 of shape "
+            "[3, 2]. zeno.flatten(model) returns one row.",
         ),
         "one vector": (
             lambda: (one := server(), one.step([torch.zeros(74)] * 3), one.step(torch.zeros(74))),
-            "A Server needs gradients as one tensor [workers, 74] of floating point. Found torch.float32 of shape "
-            "[74]. zeno.flatten(model) makes a row of it.",
+            "A Server needs gradients as one floating-point tensor [workers, 74]. Found torch.float32 of shape "
+            "[74]. zeno.flatten(model) returns one row.",
         ),
         "one number": (
             lambda: server().step(torch.tensor(1.0)),
-            "A Server needs gradients as one tensor [workers, 74] of floating point. Found torch.float32 of shape "
-            "[]. zeno.flatten(model) makes a row of it.",
+            "A Server needs gradients as one floating-point tensor [workers, 74]. Found torch.float32 of shape "
+            "[]. zeno.flatten(model) returns one row.",
         ),
         "whole numbers in one tensor": (
             lambda: server().step(torch.zeros(3, 74, dtype=torch.int64)),
-            "A Server needs gradients as one tensor [workers, 74] of floating point. Found torch.int64 of shape "
-            "[3, 74]. zeno.flatten(model) makes a row of it.",
+            "A Server needs gradients as one floating-point tensor [workers, 74]. Found torch.int64 of shape "
+            "[3, 74]. zeno.flatten(model) returns one row.",
         ),
         "workers by number": (
             lambda: server().step({0: torch.zeros(74)}),  # type: ignore[dict-item]
-            "A Server needs gradients as a list with an entry for each worker, in their order, or as one tensor. "
-            "Found dict.",
+            "A Server needs gradients as a list with one entry per worker, in order, or as one tensor. Found dict.",
         ),
         "an array": (
             lambda: server().step(torch.zeros(3, 74).numpy()),
-            "A Server needs gradients as a list with an entry for each worker, in their order, or as one tensor. "
-            "Found ndarray.",
+            "A Server needs gradients as a list with one entry per worker, in order, or as one tensor. Found ndarray.",
         ),
         "SyncBatchNorm": (
             lambda: server(model=synced, optimizer=torch.optim.SGD(synced.parameters(), lr=0.1)),
-            "A Server tries candidates on its own, and SyncBatchNorm would wait for other ranks. Use BatchNorm "
-            "instead.",
+            "A Server evaluates candidates on one rank, where SyncBatchNorm would wait for the others. Use BatchNorm.",
         ),
         "no learning rate": (
             lambda: server(optimizer=no_lr),
-            "A Server tries steps of the optimizer's lr. Found Adafactor with lr=None. Give it one.",
+            "A Server tries steps of the optimizer's lr. Found Adafactor with lr=None. Set one.",
         ),
         "differentiable": (
             lambda: server(optimizer=torch.optim.SGD(model.parameters(), lr=0.1, differentiable=True)),
-            "A Server steps without a graph. Found SGD with differentiable=True. Leave it out.",
+            "A Server needs differentiable=False. Found SGD with differentiable=True.",
         ),
         "sparse gradients": (
             lambda: zeno.flatten(embedded),
@@ -171,48 +168,47 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
         ),
         "no batches at all": (
             lambda: server(data=[(INPUTS[0], TARGETS[0])]).step([torch.zeros(74)] * 3),
-            "A Server needs data in batches of two tensors: (inputs, targets). Found ([6], []). Map them to two "
-            "tensors first, with a row for each sample.",
+            "A Server needs data in batches of two tensors: (inputs, targets). Found ([6], []). Map each batch "
+            "to two tensors with one row per sample.",
         ),
         "nobody": (lambda: server().step([]), "A Server needs at least one worker. Found no gradients."),
         "an iterator at first": (
             lambda: server().step(iter([torch.zeros(74)])),
-            "A Server needs to know how many workers there are before the first of an iterator. Found list_iterator "
-            "without a length. Pass a list, or an object with __len__.",
+            "A Server needs to know the number of workers before it reads an iterator. Found list_iterator without a "
+            "length. Pass a list, or an object with __len__.",
         ),
         "another number of workers": (
             lambda: (one := server(), one.step([torch.zeros(74)] * 3), one.step([torch.zeros(74)] * 2)),
-            "A Server needs an entry for each of its 3 workers at every step. Found 2. Entry i is worker i: pass None "
-            "for one that sent nothing.",
+            "A Server needs one entry for each of its 3 workers at every step. Found 2. Entry i is worker i: pass None "
+            "for a worker that sent nothing.",
         ),
         "more than so many": (
             lambda: (one := server(), one.step([torch.zeros(74)] * 3), one.step(iter([torch.zeros(74)] * 4))),
-            "A Server needs an entry for each of its 3 workers. Found more.",
+            "A Server needs one entry for each of its 3 workers. Found more.",
         ),
         "no batches": (
             lambda: server(data=[]).step([torch.zeros(74)] * 3),
-            "A Server needs data that can be begun again when it ends, with at least one batch. Found list that gives "
-            "none. Pass a DataLoader or a list of batches.",
+            "A Server needs data that can be iterated again when it ends, with at least one batch. Found list without "
+            "any. Pass a DataLoader or a list of batches.",
         ),
         "batches of one tensor": (
             lambda: server(data=[INPUTS]).step([torch.zeros(74)] * 3),
-            "A Server needs data in batches of two tensors: (inputs, targets). Found ([400, 6]). Map them to two "
-            "tensors first, with a row for each sample.",
+            "A Server needs data in batches of two tensors: (inputs, targets). Found ([400, 6]). Map each batch "
+            "to two tensors with one row per sample.",
         ),
         "batches by name": (
             lambda: server(data=[{"x": INPUTS, "y": TARGETS}]).step([torch.zeros(74)] * 3),
-            "A Server needs data in batches of two tensors: (inputs, targets). Found (a dict). Map them to two "
-            "tensors first, with a row for each sample.",
+            "A Server needs data in batches of two tensors: (inputs, targets). Found (a dict). Map each batch "
+            "to two tensors with one row per sample.",
         ),
         "fewer targets": (
             lambda: server(data=[(INPUTS, TARGETS[:3])]).step([torch.zeros(74)] * 3),
-            "A Server needs data with one target for each input, at least one. Found 400 inputs and 3 targets in a "
-            "batch.",
+            "A Server needs data with one target per input, at least one. Found 400 inputs and 3 targets in a batch.",
         ),
         "a model of two outputs": (
             lambda: server(model=two, optimizer=torch.optim.SGD(two.parameters(), lr=0.1)).step([torch.zeros(80)] * 3),
-            "A Problem needs a model that returns one tensor with a row for each sample. Found tuple. Wrap the model "
-            "in one that returns what the loss needs.",
+            "A Problem needs a model that returns one tensor with one row per sample. Found tuple. Wrap the model so "
+            "that it returns what the loss needs.",
         ),
         "too few workers": (
             lambda: server().step([torch.zeros(74)]),
@@ -224,18 +220,18 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
         ),
         "the state of another rule": (
             lambda: server().load_state_dict(server(rule=zeno.Mean()).state_dict()),
-            "The state is that of Mean(). Found Zeno(trim=1, rho=0.0005, batch_size=4, score='exact', memory=0.0, "
-            "warm_up=0). Make the Server with the same rule.",
+            "The state belongs to Mean(). Found Zeno(trim=1, rho=0.0005, batch_size=4, score='exact'). Create the "
+            "Server with the same rule.",
         ),
         "flatten before backward": (
             lambda: zeno.flatten(net()),
-            "zeno.flatten needs a model with gradients. Found none in Sequential. Call loss.backward() before it; for "
-            "the parameters themselves pass model.parameters() to zeno.flatten.",
+            "zeno.flatten needs a model with gradients. Found none in Sequential. Call loss.backward() first; for the "
+            "parameters themselves pass model.parameters() to zeno.flatten.",
         ),
-        "flatten nothing": (lambda: zeno.flatten([]), "zeno.flatten needs tensors, at least one. Found none."),
+        "flatten nothing": (lambda: zeno.flatten([]), "zeno.flatten needs at least one tensor. Found none."),
         "flatten what is not there": (
             lambda: zeno.flatten([torch.ones(1), None]),  # type: ignore[list-item]
-            "zeno.flatten needs tensors, at least one. Found NoneType, Tensor.",
+            "zeno.flatten needs at least one tensor. Found NoneType, Tensor.",
         ),
         "unflatten too little": (
             lambda: zeno.unflatten(torch.zeros(3), net()),
@@ -245,14 +241,14 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
 
 
 @pytest.mark.parametrize("case", wrong())
-def test_wrong_use_is_refused_in_words(case: str) -> None:
+def test_wrong_use_raises_these_errors(case: str) -> None:
     use, words = wrong()[case]
     with pytest.raises(ValueError) as raised:
         use()
     assert str(raised.value) == words
 
 
-def test_a_rho_that_lets_zeros_win_is_warned_of_where_the_server_is_used() -> None:
+def test_a_rho_that_lets_zeros_win_warns_at_the_callers_line() -> None:
     with pytest.warns(
         UserWarning, match=r"rho=0.0005 is not below the smallest learning rate, 0.0001: zeros may"
     ) as warned:
@@ -263,11 +259,11 @@ def test_a_rho_that_lets_zeros_win_is_warned_of_where_the_server_is_used() -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         zeno.Server(*parts_of(1e-4), zeno.Zeno(trim=1, rho=1e-6))
-        zeno.Server(*parts_of(1e-4), zeno.Zeno.auto())
+        zeno.Server(*parts_of(1e-4), zeno.ZenoAuto())
         zeno.Server(*parts_of(0.0), zeno.Zeno(trim=1))
 
 
-def test_a_rho_that_a_schedule_undercuts_is_warned_of_once() -> None:
+def test_a_learning_rate_that_falls_below_rho_warns_once() -> None:
     model, server = make(zeno.Zeno(trim=1))
     server.step(sent_by(model, 3, 0, 0))
     for lr in (1e-4, 1e-5):

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zeno
-from zeno.server.distributed import BUCKET_BYTES, _Line
+from zeno.server.distributed import BUCKET_BYTES, _Transport
 
 RANKS = 4
 XS = torch.randn(2000, 10, generator=torch.Generator().manual_seed(0))
@@ -144,10 +144,10 @@ def too_short(rank: int) -> dict[str, Any]:
     for step in range(3):
         backward(model, rank, step)
         if rank == 3:
-            line = _Line(model, 0, None, BUCKET_BYTES)
-            line.send([torch.ones(2)])
-            line.hear()
-            line.receive()
+            line = _Transport(model, 0, None, BUCKET_BYTES)
+            line.send(torch.ones(2))
+            assert not line.share_reason()
+            line.share_model(is_server=False)
         else:
             zeno.distributed.step(model, optimizer, server)
     record = None if server is None else server.record
@@ -169,7 +169,7 @@ def main(rank: int, folder: Path) -> None:
         "mean in tiny buckets": play(rank, zeno.Mean(), bucket_bytes=20),
         "the server is rank 2": play(rank, zeno.Mean(), server_rank=2),
         "zeno": play(rank, zeno_rule, 60, bad_card, adam),
-        "auto": play(rank, zeno.Zeno.auto(warm_up=5), 60, bad_card, adam),
+        "auto": play(rank, zeno.ZenoAuto(warm_up=5), 60, bad_card, adam),
         "too many NaN": play(rank, zeno_rule, 4, most_nan_at_step_1),
         "bits flip in memory": play(rank, zeno.Mean(), 6, bits_flip_in_memory_at_step_2),
         "other beginnings": play(rank, zeno.Mean(), 2, seed=lambda rank: rank),

@@ -1,18 +1,15 @@
-"""Datasets, who has which samples of them, and the batches that are drawn.
+"""Datasets, and the batches that are drawn from them.
 
-Every random draw of a run comes from `generator(seed, role, worker, step)`. So no draw depends on what was
-drawn before it: another rule sees the same batches, and a run that is resumed or spread over processes sees
-the same ones again.
+Every random draw of a run comes from `generator(seed, role, worker, step)`. So no draw depends on earlier draws:
+another rule sees the same batches, and so does a run that is resumed or spread over processes.
 
-Shapes: n samples, m workers.
+Shapes: n samples.
 """
 
-import math
 import warnings
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +17,7 @@ from torch import Tensor
 
 
 def generator(seed: int, role: str, worker: int = 0, step: int = 0) -> np.random.Generator:
-    """The one source of randomness: independent streams for each (seed, role, worker, step)."""
+    """The one source of randomness: an independent stream for each (seed, role, worker, step)."""
     return np.random.default_rng([seed, zlib.crc32(role.encode()), worker, step])
 
 
@@ -33,17 +30,17 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Dataset:
-    """Samples as they are stored; pictures stay bytes and become numbers by the batch."""
+    """Samples as they are stored; images stay bytes and are converted to float by the batch."""
 
-    inputs: Tensor  # [n, ...], uint8 for pictures
+    inputs: Tensor  # [n, ...], uint8 for images
     targets: Tensor  # [n, ...]
     classes: int | None = None  # None: the targets are not class labels
-    scale: float = 1 / 255  # of bytes only
+    scale: float = 1 / 255  # of uint8 inputs only
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
             raise ValueError(
-                f"A Dataset needs one target for each input. Found {len(self.inputs)} inputs "
+                f"A Dataset needs one target per input. Found {len(self.inputs)} inputs "
                 f"and {len(self.targets)} targets."
             )
 
@@ -54,7 +51,7 @@ class Dataset:
         return f"Dataset({len(self)} samples of shape {list(self.inputs.shape[1:])}, classes={self.classes})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as arrays, which processes of one machine can share; of a tensor each would have a copy."""
+        """Pickled as arrays, which processes of one machine can share; a tensor would be copied to each."""
         return _from_arrays, (_as_array(self.inputs), _as_array(self.targets), self.classes, self.scale)
 
     def to(self, device: torch.device) -> "Dataset":
@@ -77,7 +74,7 @@ def as_tensor(array: np.ndarray) -> Tensor:
 def _as_array(tensor: Tensor) -> np.ndarray | Tensor:
     try:
         return tensor.numpy()
-    except (TypeError, RuntimeError):  # of a type that numpy lacks, or on a GPU
+    except (TypeError, RuntimeError):  # a dtype that numpy lacks, or on a GPU
         return tensor
 
 
@@ -89,7 +86,7 @@ def _from_arrays(
 
 
 def draw(indices: Tensor, size: int, rng: np.random.Generator) -> Tensor:
-    """`size` of the indices, independently and with replacement, as the theory has it."""
+    """`size` of the indices, drawn independently and with replacement, as in the theory."""
     return indices[torch.from_numpy(rng.integers(len(indices), size=size))]
 
 
@@ -101,83 +98,3 @@ def hold_out(num_samples: int, share: float, rng: np.random.Generator) -> tuple[
     shuffled = torch.from_numpy(rng.permutation(num_samples))
     num_server = max(1, round(share * num_samples))
     return shuffled[:num_server].sort().values, shuffled[num_server:].sort().values
-
-
-class Split(Protocol):
-    """Who has which samples: positions [n] in `targets` for each of m workers."""
-
-    def __call__(self, targets: Tensor, workers: int, rng: np.random.Generator) -> Sequence[Tensor]: ...
-
-
-@dataclass(frozen=True)
-class IID:
-    """Every worker samples everything."""
-
-    def __call__(self, targets: Tensor, workers: int, rng: np.random.Generator) -> list[Tensor]:
-        return [torch.arange(len(targets))] * workers
-
-
-@dataclass(frozen=True)
-class Disjoint:
-    """Every worker has samples of its own, at random: the paper's disjoint local data."""
-
-    def __call__(self, targets: Tensor, workers: int, rng: np.random.Generator) -> list[Tensor]:
-        return _deal(torch.from_numpy(rng.permutation(len(targets))), workers)
-
-
-@dataclass(frozen=True)
-class ByLabel:
-    """Every worker has samples of its own, sorted by label: most see one or two labels only."""
-
-    def __call__(self, targets: Tensor, workers: int, rng: np.random.Generator) -> list[Tensor]:
-        shuffled = torch.from_numpy(rng.permutation(len(targets)))  # so that each label's samples are dealt at random
-        by_label = shuffled[_labels(targets, self)[shuffled].argsort(stable=True)]
-        return [by_label[shard] for shard in _deal(torch.arange(len(targets)), workers)]
-
-
-@dataclass(frozen=True)
-class Dirichlet:
-    """Every worker has samples of its own, each label dealt out by a Dirichlet(alpha) draw: small alpha, more skew."""
-
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise ValueError(f"Dirichlet needs alpha as a finite number above 0. Found alpha={self.alpha!r}.")
-
-    def __call__(self, targets: Tensor, workers: int, rng: np.random.Generator) -> list[Tensor]:
-        labels = _labels(targets, self)
-        shards: list[list[Tensor]] = [[] for _ in range(workers)]
-        for label in labels.unique():
-            indices = (labels == label).nonzero().flatten()
-            indices = indices[torch.from_numpy(rng.permutation(len(indices)))]
-            ends = np.round(rng.dirichlet([self.alpha] * workers).cumsum() * len(indices)).astype(int)[:-1]
-            for shard, part in zip(shards, indices.tensor_split(ends.tolist()), strict=True):
-                shard.append(part)
-        return _none_empty([torch.cat(parts).sort().values for parts in shards])
-
-
-def _deal(indices: Tensor, workers: int) -> list[Tensor]:
-    return [part.sort().values for part in indices.tensor_split(workers)]
-
-
-def _none_empty(shards: list[Tensor]) -> list[Tensor]:
-    """A worker that the draw left with nothing gets one sample of whoever has most."""
-    for i, shard in enumerate(shards):
-        if len(shard) == 0:
-            richest = max(range(len(shards)), key=lambda j: len(shards[j]))
-            shards[i], shards[richest] = shards[richest][:1], shards[richest][1:]
-    return shards
-
-
-def _labels(targets: Tensor, split: Split) -> Tensor:
-    if targets.ndim != 1 or targets.is_floating_point():
-        raise ValueError(
-            f"{split} needs class labels. Found targets of {targets.dtype}, shape {list(targets.shape)}. "
-            "Use the split iid or disjoint."
-        )
-    return targets
-
-
-SPLITS: dict[str, type[Split]] = {"iid": IID, "disjoint": Disjoint, "by_label": ByLabel, "dirichlet": Dirichlet}
-"""Splits by the names that the command line and TOML files have for them."""

@@ -1,14 +1,13 @@
-"""Fetches data sets from where they are published, checked against their known checksums."""
+"""Downloads data sets from their official sources and verifies their checksums."""
 
+import os
 from pathlib import Path
 
-import pooch
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
 from zeno.problem.registry import find
 
-Files = dict[str, str]  # file -> checksum
-SOURCES: dict[str, tuple[str, Files]] = {  # name -> (address of the folder, files)
+SOURCES: dict[str, tuple[str, dict[str, str]]] = {  # name -> (address of the folder, {file: checksum})
     "cifar10": (
         "https://www.cs.toronto.edu/~kriz/",
         {"cifar-10-binary.tar.gz": "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
@@ -25,59 +24,41 @@ SOURCES: dict[str, tuple[str, Files]] = {  # name -> (address of the folder, fil
 }
 
 
+def data_folder() -> Path:
+    """Where `zeno data` puts data sets and tasks look for them: ZENO_DATA, or the user's cache folder."""
+    import pooch  # here: it would slow down `zeno --help`
+
+    return Path(os.environ.get("ZENO_DATA") or pooch.os_cache("zeno"))
+
+
 def fetch(name: str, folder: Path, base_url: str | None = None) -> None:
-    """Downloads a data set into the folder and unpacks it there; what is there already is only checked."""
+    """Downloads a data set into the folder and unpacks it there. Files that are there already are only verified."""
+    import pooch
+
     address, files = find("data set", name, SOURCES)
     address = base_url.rstrip("/") + "/" if base_url else address
-    for file, checksum in files.items():
-        unpack = pooch.Untar(extract_dir=".") if file.endswith(".tar.gz") else None
-        with _Bar(file) as bar:
+    with Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn()) as progress:
+        for file, checksum in files.items():
+            unpack = pooch.Untar(extract_dir=".") if file.endswith(".tar.gz") else None
+            downloader = pooch.HTTPDownloader(progressbar=_Bar(progress, file), chunk_size=1 << 16)
             try:
-                pooch.retrieve(
-                    address + file,
-                    checksum,
-                    fname=file,
-                    path=folder,
-                    processor=unpack,
-                    downloader=pooch.HTTPDownloader(progressbar=bar, chunk_size=1 << 16),
-                )
+                pooch.retrieve(address + file, checksum, file, folder, unpack, downloader)
             except (ValueError, OSError) as error:
-                raise ValueError(f"Could not fetch {address + file}: {error}") from error
+                raise ValueError(f"Could not download {address + file}: {error}") from error
 
 
 class _Bar:
-    """A rich progress bar in the form that pooch asks for."""
+    """The progress of one file, with the attributes and methods that pooch uses."""
 
-    def __init__(self, file: str) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-        )
-        self._task = self._progress.add_task(file, total=None)
+    total: int | None = None
 
-    def __enter__(self) -> "_Bar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    @property
-    def total(self) -> float | None:
-        return self._progress.tasks[0].total
-
-    @total.setter
-    def total(self, size: float) -> None:
-        self._progress.update(self._task, total=size)
+    def __init__(self, progress: Progress, file: str) -> None:
+        self._progress, self._task = progress, progress.add_task(file, total=None)
 
     def update(self, size: int) -> None:
-        self._progress.update(self._task, advance=size)
+        self._progress.update(self._task, total=self.total, advance=size)
 
     def reset(self) -> None:
-        self._progress.reset(self._task, total=self.total)
+        self._progress.reset(self._task)
 
-    def close(self) -> None:
-        """The bar is closed by the `with` around it."""
+    def close(self) -> None: ...  # `fetch` closes the display

@@ -1,4 +1,4 @@
-"""The networks of the built-in tasks, each made for the shape of a sample and the number of classes."""
+"""The networks of the built-in tasks, built for the shape of a sample and the number of classes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class ChannelsLast(nn.Module):
-    """Lays pictures out with the channels last, which makes the convolutions after it about 1.5 times faster."""
+    """Converts pictures to the channels-last layout, which makes convolutions about 1.5 times faster."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs.contiguous(memory_format=torch.channels_last)
@@ -60,8 +60,4 @@ def small_cnn(shape: Sequence[int], classes: int, dropout: float = 0.25) -> nn.M
     return cnn(shape, classes, width=16, dropout=dropout)
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": mlp,
-    "cnn": cnn,
-    "small_cnn": small_cnn,
-}
+MODELS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "small_cnn": small_cnn}

@@ -1,22 +1,34 @@
-"""Names with parameters, as people write them: `zeno(trim=13)`, `sign_flip(10)`, `mean`, `nnm(faulty=4)+median`.
+"""Objects written as text, a name with parameters: `zeno(trim=13)`, `sign_flip(10)`, `mean`, `nnm(faulty=4)+median`.
 
-The command line, TOML files and run folders use this one form for rules, faults, splits, optimizers and schedules.
+The command line, TOML files and run folders use this form for rules, faults, splits, models, optimizers and schedules.
 """
 
 import ast
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
 NOTHING: Mapping[str, Any] = {}
+PLAIN = (bool, int, float, str, type(None))
+UNREADABLE = (SyntaxError, ValueError, MemoryError, RecursionError)  # what `ast` raises for a text
+
+
+@runtime_checkable
+class Sum(Protocol):
+    """An object made of others, written as `a+b`: a chain of rules, or several faults in one run."""
+
+    @property
+    def parts(self) -> Sequence[object]: ...
 
 
 def parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """`name(1, key=2)` -> ("name", [1], {"key": 2}); values are Python literals."""
-    try:
+    with suppress(*UNREADABLE):
         node = ast.parse(text.strip(), mode="eval").body
         if isinstance(node, ast.Name):
             return node.id, [], {}
@@ -24,26 +36,20 @@ def parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
             keywords = {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg is not None}
             if len(keywords) == len(node.keywords):
                 return node.func.id, [ast.literal_eval(a) for a in node.args], keywords
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        pass
     raise ValueError(f"Expected a name, or a name with parameters such as name(key=1). Found {text!r}.")
 
 
 def split(text: str) -> list[str]:
     """`a(1) + b` -> ["a(1)", "b"]."""
-    try:
+    with suppress(*UNREADABLE):  # `parse` raises for it
         node = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return [text]  # `parse` says what is wrong with it
-    parts = []
-    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        parts.append(ast.unparse(node.right))
-        node = node.left
-    return [ast.unparse(node), *reversed(parts)] if parts else [text]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            return [*split(ast.unparse(node.left)), ast.unparse(node.right)]
+    return [text]
 
 
 def find(what: str, name: str, known: Mapping[str, T]) -> T:
-    """The entry of this name, or an error that lists what there is."""
+    """Returns the entry with this name; raises an error that lists all names if there is none."""
     if name in known:
         return known[name]
     close = difflib.get_close_matches(name, known, n=1)
@@ -58,39 +64,54 @@ def build(
     defaults: Mapping[str, Any] = NOTHING,
     overrides: Mapping[str, Any] = NOTHING,
 ) -> T:
-    """Makes the object that the text describes.
+    """Builds the object that the text describes.
 
-    `defaults` stand in for parameters that the text leaves out, where the object takes them; `overrides` win over
-    the text, and are refused where the object does not take them.
+    `defaults` apply to parameters that the text leaves out, if the object has them. `overrides` win over the text; they
+    raise an error if the object does not have them.
     """
-    name, args, keywords = parse(text)
+    name, _, _ = parse(text)
     make = find(what, name, known)
     signature = inspect.signature(make)
     usable_defaults = {key: value for key, value in defaults.items() if key in signature.parameters}
-    try:
-        written = signature.bind_partial(*args, **keywords).arguments
-        for p in signature.parameters.values():
-            if p.kind is p.VAR_KEYWORD:  # what goes on to another constructor
-                written |= written.pop(p.name, {})
-        everything = {**usable_defaults, **written, **overrides}
+    everything = {**usable_defaults, **bind(what, text, signature), **overrides}
+    with _misfit(what, text, signature):
         signature.bind(**everything)
-    except TypeError as error:
-        form = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-        raise ValueError(f"The {what} {text!r} does not fit {name}({', '.join(map(str, form))}): {error}.") from None
     try:
         return make(**everything)
-    except (TypeError, ArithmeticError) as error:  # a value of the wrong kind
+    except (TypeError, ArithmeticError) as error:  # a value of the wrong type
         raise ValueError(f"The {what} {text!r} cannot be made: {error}.") from error
 
 
+def bind(what: str, text: str, signature: inspect.Signature) -> dict[str, Any]:
+    """Returns the parameters that the text gives; raises an error if the signature does not have them."""
+    _, args, keywords = parse(text)
+    with _misfit(what, text, signature):
+        return signature.bind_partial(*args, **keywords).arguments
+
+
+@contextmanager
+def _misfit(what: str, text: str, signature: inspect.Signature) -> Iterator[None]:
+    try:
+        yield
+    except TypeError as error:
+        form = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
+        raise ValueError(f"The {what} {text!r} does not fit {parse(text)[0]}({form}): {error}.") from None
+
+
 def describe(value: object, known: Mapping[str, object]) -> str:
-    """The text that `build` makes this object from; parameters at their defaults are left out. Chains: a+b."""
-    parts: Sequence[object] = getattr(value, "parts", ())
-    if parts:
-        return "+".join(describe(part, known) for part in parts)
+    """Returns the text that `build` makes this object from, without parameters at their defaults. Chains: a+b.
+
+    An object of an unknown class is described by its class, with its fields if these are plain values. The text is the
+    same in every process: it holds no address in memory.
+    """
+    if isinstance(value, Sum):
+        return "+".join(describe(part, known) for part in value.parts)
     name = next((name for name, kind in known.items() if kind is type(value)), None)
-    if name is None or not is_dataclass(value):
+    if name is not None and is_dataclass(value):
+        own_first = sorted(fields(value), key=lambda f: bool(f.kw_only))  # as in a signature
+        changed = [f"{f.name}={getattr(value, f.name)!r}" for f in own_first if getattr(value, f.name) != f.default]
+        return f"{name}({', '.join(changed)})" if changed else name
+    if is_dataclass(value) and all(isinstance(getattr(value, f.name), PLAIN) for f in fields(value)):
         return repr(value)
-    own_first = sorted(fields(value), key=lambda f: bool(f.kw_only))  # as in a signature
-    changed = [f"{f.name}={getattr(value, f.name)!r}" for f in own_first if getattr(value, f.name) != f.default]
-    return f"{name}({', '.join(changed)})" if changed else name
+    kind = value if isinstance(value, type | FunctionType) else type(value)
+    return f"<{kind.__module__}.{kind.__qualname__}>"

@@ -1,7 +1,7 @@
-"""Named problems with their data: what to train, on what.
+"""Tasks: a model, a loss, and the data to train and test on.
 
-`digits` is shipped with the package. `mnist` and `cifar10` are read from a folder, in the forms they are
-published in: IDX files (plain or gzipped) and the binary version of CIFAR-10.
+`digits` is shipped with the package. `mnist` and `cifar10` are read from a folder, in the formats in which they are
+published: IDX files (plain or gzipped) and the binary version of CIFAR-10.
 """
 
 import gzip
@@ -16,63 +16,66 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pooch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zeno.problem import Loss
 from zeno.problem.dataset import Dataset, generator
+from zeno.problem.download import data_folder
 from zeno.problem.models import MODELS
+from zeno.problem.problem import Loss
 from zeno.problem.registry import build, find
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What to train, on what. A task of your own is a function without arguments that returns one."""
+    """A model, a loss, and data. A custom task is a function without arguments that returns a Task."""
 
     train: Dataset
     test: Dataset
-    model: Callable[[], nn.Module]  # makes a new one at every call, under the run's seed
-    loss: Loss = F.cross_entropy  # the mean over the samples; an nn.Module where it has tensors of its own
+    model: Callable[[], nn.Module]  # returns a new one at every call, initialised under the run's seed
+    loss: Loss = F.cross_entropy  # the mean over the samples; an nn.Module if it has tensors
 
 
-def load(name: str, data: Path | None = None) -> Task:
-    """The task of this name, or of this `package.module:function`."""
-    return _own(name) if ":" in name else find("task", name, TASKS)(data)
+def load_task(name: str, data: Path | None = None) -> Task:
+    """Returns the task with this name, or the one that `package.module:function` returns."""
+    if ":" not in name:
+        return find("task", name, TASKS)(data)
+    module, _, function = name.partition(":")
+    sys.path.insert(0, os.getcwd())  # as `python -m` does, to find modules in the working folder
+    try:
+        task = getattr(importlib.import_module(module), function)()
+    except Exception as error:
+        raise ValueError(f"Cannot load the task {name!r}: {type(error).__name__}: {error}.") from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(task, Task):
+        raise ValueError(f"The task {name!r} needs to return a zeno.Task. Found {type(task).__name__}.")
+    return task
 
 
 def with_model(task: Task, model: str) -> Task:
-    """The same task with its network replaced by one of MODELS, such as `small_cnn` or `small_cnn(dropout=0)`."""
+    """Returns the task with another network, one of MODELS, such as `small_cnn` or `small_cnn(dropout=0)`."""
     if task.train.classes is None:
-        raise ValueError(f"The model {model!r} needs a task with class labels. Found a task without.")
+        raise ValueError(f"The model {model!r} needs a task with class labels. Found a task without class labels.")
     made_for = {"shape": task.train.inputs.shape[1:], "classes": task.train.classes}
     return replace(task, model=lambda: build("model", model, MODELS, overrides=made_for))
 
 
 def on_device(task: Task, device: torch.device) -> Task:
-    """The same task with its data there. A model is initialised on the CPU, so that it starts the same everywhere."""
+    """Returns the task with its data on a device. Models are initialised on the CPU, so that they start the same."""
     loss = task.loss.to(device) if isinstance(task.loss, nn.Module) else task.loss
     train, test = task.train.to(device), task.test.to(device)
     return replace(task, train=train, test=test, model=lambda: task.model().to(device), loss=loss)
 
 
-def data_folder() -> Path:
-    """Where `zeno data` puts what it downloads and tasks look for it: ZENO_DATA, or a cache folder of the user's."""
-    return Path(os.environ.get("ZENO_DATA") or pooch.os_cache("zeno"))
-
-
 def digits(data: Path | None = None) -> Task:
     """8x8 pictures of handwritten digits, shipped with the package; an MLP."""
     folder = Path(__file__).parent / "digits"
-    inputs, targets = _idx(folder / "images-idx3-ubyte.gz")[:, None], _idx(folder / "labels-idx1-ubyte.gz").long()
-    order = torch.from_numpy(generator(0, "digits").permutation(len(targets)))  # writers come one after the other
-    train, test, scale = order[:1_437], order[1_437:], 1 / 16  # 4 of 5 are for training
-    return _classifier(
-        "mlp",
-        Dataset(inputs[train], targets[train], 10, scale),
-        Dataset(inputs[test], targets[test], 10, scale),
-    )
+    images, labels = _idx(folder / "images-idx3-ubyte.gz")[:, None], _idx(folder / "labels-idx1-ubyte.gz").long()
+    order = torch.from_numpy(generator(0, "digits").permutation(len(labels)))  # the file is ordered by writer
+    parts = order[:1_437], order[1_437:]  # 4 of 5 are for training
+    return _classifier("mlp", *(Dataset(images[part], labels[part], classes=10, scale=1 / 16) for part in parts))
 
 
 def mnist(data: Path | None = None) -> Task:
@@ -88,37 +91,21 @@ def mnist(data: Path | None = None) -> Task:
 
 
 def cifar10(data: Path | None = None) -> Task:
-    """32x32 colour pictures of ten kinds of things, from the binary version; the paper's CNN."""
+    """32x32 colour pictures of ten kinds of objects, from the binary version; the paper's CNN."""
     folder = data or data_folder() / "cifar10"
     if (folder / "cifar-10-batches-bin").is_dir():
         folder = folder / "cifar-10-batches-bin"
-    return _classifier(
-        "cnn",
-        _cifar10_records([_file("cifar10", folder, f"data_batch_{k}.bin") for k in range(1, 6)]),
-        _cifar10_records([_file("cifar10", folder, "test_batch.bin")]),
-    )
+    train = [_file("cifar10", folder, f"data_batch_{k}.bin") for k in range(1, 6)]
+    test = [_file("cifar10", folder, "test_batch.bin")]
+    return _classifier("cnn", _cifar10_records(train), _cifar10_records(test))
 
 
 TASKS: dict[str, Callable[[Path | None], Task]] = {"digits": digits, "mnist": mnist, "cifar10": cifar10}
-"""Tasks by the names that the command line and TOML files have for them."""
+"""Tasks by name, as on the command line and in TOML files."""
 
 
 def _classifier(model: str, train: Dataset, test: Dataset) -> Task:
     return with_model(Task(train, test, nn.Identity), model)
-
-
-def _own(name: str) -> Task:
-    module, _, function = name.partition(":")
-    sys.path.insert(0, os.getcwd())  # as `python -m` does: a task beside the user's own files is found
-    try:
-        task = getattr(importlib.import_module(module), function)()
-    except Exception as error:
-        raise ValueError(f"Cannot load the task {name!r}: {type(error).__name__}: {error}.") from error
-    finally:
-        sys.path.pop(0)
-    if not isinstance(task, Task):
-        raise ValueError(f"The task {name!r} needs to return a zeno.Task. Found {type(task).__name__}.")
-    return task
 
 
 def _file(task: str, folder: Path, name: str) -> Path:
@@ -143,7 +130,7 @@ def _idx(path: Path) -> Tensor:
             return torch.from_numpy(values.reshape(shape).copy())
     except (EOFError, OSError, IndexError, ValueError, struct.error, zlib.error):
         pass
-    raise ValueError(f"{path} is not a whole IDX file of bytes. Found {len(content)} bytes. Download it again.")
+    raise ValueError(f"{path} is not a complete IDX file of bytes. Found {len(content)} bytes. Download it again.")
 
 
 def _cifar10_records(paths: Sequence[Path]) -> Dataset:
@@ -151,7 +138,7 @@ def _cifar10_records(paths: Sequence[Path]) -> Dataset:
     contents = [np.fromfile(path, dtype=np.uint8) for path in paths]
     for path, content in zip(paths, contents, strict=True):
         if content.size == 0 or content.size % 3073 or content[::3073].max() > 9:
-            raise ValueError(f"{path} is not a whole CIFAR-10 file. Found {content.size} bytes. Download it again.")
+            raise ValueError(f"{path} is not a complete CIFAR-10 file. Found {content.size} bytes. Download it again.")
     records = np.concatenate(contents).reshape(-1, 3073)
     pictures = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy())
     return Dataset(pictures, torch.from_numpy(records[:, 0].astype(np.int64)), 10)

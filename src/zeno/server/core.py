@@ -1,134 +1,187 @@
-"""What a step needs, whoever collects the candidates: the check of what came, the oracle that rules ask, the clock."""
+"""One step of the server: check every reply, score the candidates, aggregate them, update the model.
+
+A run (`engine`), a user's own loop (`server`) and ranks under torchrun (`distributed`) all take this step:
+
+    step = Step(core, number, workers, x, lr)
+    step.receive(replies, expected)
+    step.run_rule()
+    step.update(apply)
+    step.record()
+
+A reply that is missing, stale, of the wrong size or type, or not finite is a fault of that worker only: its row of the
+candidates is NaN, and the reason goes on the record.
+
+Shapes: m workers, d parameters, n samples, p parts of the samples.
+"""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from zeno.problem import Oracle
-from zeno.records.folder import Record, finite
-from zeno.rules import Aggregate
-from zeno.rules.linalg.passes import all_finite
-from zeno.rules.standing import PARTS
+from zeno.problem.oracle import OWN_STATISTICS_FROM, LossOracle
+from zeno.problem.problem import Problem
+from zeno.problem.threads import one_thread
+from zeno.records.record import Record, finite
+from zeno.rules.rule import Aggregate, Rule, TooFewUsable
+from zeno.rules.streaming import Arrivals
+from zeno.rules.zeno import Zeno
+from zeno.server.samples import SampleSource
 from zeno.server.scorers import Scorer
-from zeno.workers.reply import Reply
+from zeno.workers.checks import gradient_error, reply_error
+from zeno.workers.reply import NO_REPLY, Reply, ReplyError
 
-NOT_FINITE = "sent numbers that are not finite"
-STATISTICS_SAMPLES = 256  # of the server's own, for the running statistics of each step
-
-
-def error_in(reply: Reply, step: int, params: Tensor) -> str | None:
-    """What is wrong with a reply, or None. Looks at the numbers last, and only at as many as there should be."""
-    gradient = reply.gradient
-    if reply.error is not None:
-        return reply.error
-    if not isinstance(gradient, Tensor):
-        return f"sent {type(gradient).__name__}, expected a tensor"
-    if reply.step != step:
-        return f"sent the gradient of step {reply.step}, expected step {step}"
-    if gradient.shape != params.shape:
-        return f"sent numbers of shape {list(gradient.shape)}, expected {list(params.shape)}"
-    if gradient.dtype != params.dtype or gradient.layout != params.layout:
-        return f"sent {gradient.dtype}, {gradient.layout}, expected {params.dtype}, {params.layout}"
-    return None if all_finite(gradient) else NOT_FINITE
+STATISTICS_SAMPLES = 256  # that running statistics are computed from
+PARTS = 8  # that fresh samples are split into, to show how far their descents differ
 
 
-def record_of(
-    step: int,
-    lr: float,
-    aggregate: Aggregate | None,  # None: the step was skipped
-    skipped: str | None,
-    errors: dict[int, str],
-    quarantined: Sequence[int] = (),
-    **rest: Any,
-) -> Record:
-    """What is written down of a step; `rest` are other fields of a record."""
-    scores = None if aggregate is None or aggregate.scores is None else finite(aggregate.scores.tolist())
-    standing = None if aggregate is None else aggregate.standing
-    without = {*errors, *quarantined}
-    judged = [] if aggregate is None or aggregate.judged is None else aggregate.judged.tolist()
-    return Record(
-        step=step,
-        lr=lr,
-        kept=None if aggregate is None else aggregate.kept.tolist(),
-        scores=scores,
-        standing=None if standing is None else standing.tolist(),
-        samples=None if aggregate is None else aggregate.samples,
-        unjudged=[worker for worker, looked in enumerate(judged) if not looked and worker not in without],
-        quarantined=list(quarantined),
-        errors=errors,
-        skipped=skipped,
-        **rest,
-    )
+@dataclass(eq=False)
+class Core:
+    """What the server keeps from step to step."""
+
+    problem: Problem
+    rule: Rule
+    samples: SampleSource
+    scorer: Scorer | None = None  # scores candidates as they arrive, if the rule allows it
+    check_on_one_core: bool = False  # leave the other cores to the workers
+    state: object = None  # what the rule remembers
+    candidates: Tensor | None = None  # [m, d], allocated when first needed
+
+    def __post_init__(self) -> None:
+        self.statistics = RunningStatistics(self.problem, self.samples)
 
 
-def samples_for(rule: object) -> int:
-    """Of the server's own, that a rule works with; 4, as in the paper, where it does not say."""
-    return int(getattr(rule, "samples", getattr(rule, "batch_size", 4)))
-
-
-Oracles = Callable[..., Oracle]
-"""(number, samples) -> what that many samples, fresh for each number, say."""
-
-
-class Asked:
-    """The oracle as a rule sees it, its time on the clock; it knows the candidates that were scored on arrival.
-
-    Samples are drawn when it is first asked, or when the first candidate is there, and not before: nobody could fit a
-    gradient to them.
-    """
+class Step:
+    """One step from the parameters x [d]. With `streaming`, Zeno keeps only the best m - trim candidates."""
 
     def __init__(
-        self,
-        lr: float | Tensor,
-        make: Oracles,
-        clock: "Clock",
-        own: Tensor | None = None,  # the candidates [m, d] that are scored as they arrive,
-        scorer: Scorer | None = None,  # and by whom
+        self, core: Core, number: int, workers: int, x: Tensor, lr: float | Tensor, streaming: bool = False
     ) -> None:
-        self.lr = lr
-        self._make = make
-        self._clock = clock
-        self._own = own
-        self._scorer = scorer if own is not None else None
-        self._begun = False
-        self._drawn = 0
+        self.core = core
+        self.number = number
+        self.workers = workers
+        self.x = x
+        self.lr = float(lr.max()) if isinstance(lr, Tensor) else lr  # the largest one
+        self.clock = Clock()
+        self.seconds = self.clock.seconds
+        self.errors: dict[int, ReplyError] = {}  # what was wrong with a worker's reply
+        self.late: list[int] = []  # workers whose reply to an earlier step arrived now and was discarded
+        self.unasked: list[int] = []  # workers that were left out
+        self.aggregate: Aggregate | None = None  # None: the step is skipped
+        self.failure: TooFewUsable | None = None  # why it is skipped
+        scorer = core.scorer if core.rule.scores_on_arrival else None
+        self._oracle = StepOracle(core, "score", number, x, lr, self.clock, scorer)
+        self._received: Tensor | None = None  # [m, d], if all candidates were received as one tensor
+        self._best: Arrivals | None = None
+        if streaming and isinstance(core.rule, Zeno):
+            self._best = Arrivals(core.rule, workers, self._oracle)
 
-    def arrived(self, worker: int) -> None:
-        """The candidate of this worker is in its row, and may be scored."""
-        if self._scorer is not None and self._own is not None:
-            if not self._begun:
-                self._scorer.begin(self._oracle, len(self._own))
-                self._begun = True
-            self._scorer.add(worker, self._own[worker])
+    @property
+    def skipped(self) -> str | None:
+        """Why the step made no update."""
+        return None if self.failure is None else str(self.failure)
 
-    def __call__(self, candidates: Tensor) -> Tensor:
-        with self._clock("scores"):
-            own = self._own if self._begun else None
-            if own is not None and self._scorer is not None and candidates.data_ptr() == own.data_ptr():
-                return self._scorer.descents().to(candidates.device)
-            return self._oracle(candidates)
+    def receive(self, replies: Iterable[Reply], expected: Collection[int]) -> None:
+        """Checks each reply and keeps its gradient; expected workers without a usable one are in `errors`."""
+        self.errors.update(dict.fromkeys(sorted(expected), NO_REPLY))
+        for reply in replies:
+            if reply.late:
+                self.late.append(reply.worker)
+            elif reply.worker in expected:
+                error = self._receive_one(reply)
+                if error is None:
+                    self.errors.pop(reply.worker, None)
+                else:
+                    self.errors[reply.worker] = error
 
-    def parts(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
-        """The descents [m, p] on that many samples that nothing was scored on before, in equal parts."""
-        self._drawn += 1
-        with self._clock("scores"):
-            return self._make(self._drawn, samples).in_parts(candidates, min(PARTS, samples))
+    def _receive_one(self, reply: Reply) -> ReplyError | None:
+        """Keeps the gradient of a reply; returns what is wrong with it, if anything."""
+        with one_thread() if self.core.check_on_one_core else nullcontext():
+            error = reply_error(reply, self.number, self.x)
+            if error is not None:
+                return error
+            assert reply.gradient is not None
+            if self._best is not None:
+                self._best.add(reply.worker, reply.gradient)
+                return None
+            self._rows[reply.worker] = reply.gradient.detach()
+        self._oracle.arrived(reply.worker, self._rows)
+        return None
 
-    def gradient(self) -> Tensor:
-        with self._clock("scores"):
-            return self._oracle.gradient()
+    def receive_all(self, candidates: Tensor) -> None:
+        """All candidates as one tensor [m, d], which is read in place and not written to."""
+        self._received = candidates
+        found = {worker: gradient_error(row, self.x) for worker, row in enumerate(candidates)}
+        self.errors.update({worker: error for worker, error in found.items() if error is not None})
 
     @cached_property
-    def _oracle(self) -> Oracle:
-        return self._make()
+    def _rows(self) -> Tensor:
+        """[m, d], the memory that gradients are copied to; the same at every step."""
+        if self.core.candidates is None or self.core.candidates.shape != (self.workers, len(self.x)):
+            self.core.candidates = self.x.new_empty(self.workers, len(self.x))
+        return self.core.candidates
+
+    def run_rule(self) -> Aggregate | None:
+        """The rule's aggregate of what was received; None, with the `failure`, if too little of it is usable."""
+        with self.clock("rule"):
+            try:
+                if self._best is not None:
+                    self.aggregate = self._best.result()
+                else:
+                    self.aggregate = self.core.rule(self._candidates(), self._oracle, self.core.state)
+            except TooFewUsable as failure:
+                self.failure = failure
+        return self.aggregate
+
+    def _candidates(self) -> Tensor:
+        """[m, d], a row of NaN for each worker without a usable reply."""
+        if self._received is not None:
+            return self._received
+        self._rows[[*self.errors, *self.unasked]] = torch.nan
+        return self._rows
+
+    def update(self, apply: Callable[[Tensor | None], None]) -> None:
+        """Applies the update [d], None if the step is skipped, and keeps what the rule remembers."""
+        with self.clock("update"):
+            apply(None if self.aggregate is None else self.aggregate.update)
+            if self.aggregate is not None:
+                self.core.state = self.aggregate.state
+                self.core.statistics.due = self.number + 1
+
+    def record(self, **more: Any) -> Record:
+        """What is written down about this step; `more` are other fields of a record."""
+        found: dict[str, Any] = {"kept": None, "scores": None}
+        if self.aggregate is not None:
+            tensors = self.aggregate.scores, self.aggregate.standing, self.aggregate.judged
+            scores, standing, judged = (None if tensor is None else tensor.tolist() for tensor in tensors)
+            without = {*self.errors, *self.unasked}
+            found = {
+                "kept": self.aggregate.kept.tolist(),
+                "scores": None if scores is None else finite(scores),
+                "standing": standing,
+                "samples": self.aggregate.samples,
+                "unjudged": [i for i, looked in enumerate(judged or ()) if not looked and i not in without],
+            }
+        return Record(
+            step=self.number,
+            lr=self.lr,
+            quarantined=self.unasked,
+            errors=self.errors,
+            late=self.late,
+            skipped=self.skipped,
+            seconds=self.seconds,
+            **found,
+            **more,
+        )
 
 
 class Clock:
-    """Seconds by phase; a phase inside another is not counted twice."""
+    """Seconds by phase; time in an inner phase does not count for the outer one."""
 
     def __init__(self) -> None:
         self.seconds = {"gradients": 0.0, "scores": 0.0, "rule": 0.0, "update": 0.0}
@@ -144,3 +197,81 @@ class Clock:
             elapsed = time.perf_counter() - start
             self.seconds[phase] += elapsed - self._inner
             self._inner = outer + elapsed
+
+
+@dataclass(eq=False)
+class StepOracle:
+    """The oracle of one step. Samples are drawn when the rule first asks: no worker can fit a gradient to them."""
+
+    core: Core
+    role: str  # what the samples are drawn for
+    step: int
+    x: Tensor  # [d]
+    lr: float | Tensor
+    clock: Clock = field(default_factory=Clock)
+    scorer: Scorer | None = None  # scores candidates as they arrive
+    _scoring: bool = False  # whether one has arrived
+    _draws: int = 0  # of fresh samples
+
+    def arrived(self, worker: int, candidates: Tensor) -> None:
+        """The candidate of this worker is in its row of the candidates [m, d] and may be scored."""
+        if self.scorer is not None:
+            if not self._scoring:
+                self.scorer.begin(self._oracle, len(candidates))
+                self._scoring = True
+            self.scorer.add(worker, candidates[worker])
+
+    def descents(self, candidates: Tensor | Sequence[Tensor]) -> Tensor:  # [m]
+        with self.clock("scores"):
+            if self.scorer is not None and self._scoring:
+                return self.scorer.descents().to(self.x.device)
+            return self._oracle.descents(candidates)
+
+    def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:  # [m, p]
+        self._draws += 1
+        with self.clock("scores"):
+            return self._on(samples, self._draws).descents_in_parts(candidates, min(PARTS, samples))
+
+    def gradient(self) -> Tensor:  # [d]
+        with self.clock("scores"):
+            return self._oracle.gradient()
+
+    @cached_property
+    def _oracle(self) -> LossOracle:
+        samples = self.core.rule.samples
+        if samples < 1:
+            raise ValueError(
+                f"A rule that asks its oracle needs samples of the server. Found samples={samples} in "
+                f"{self.core.rule}. Set the attribute `samples` of the rule."
+            )
+        return self._on(samples, 0)
+
+    def _on(self, samples: int, number: int) -> LossOracle:
+        if samples < OWN_STATISTICS_FROM:
+            self.core.statistics.refresh(self.x)
+        batch = self.core.samples.take(samples, self.role, self.step, number)
+        return self.core.problem.at(self.x, self.lr, batch)
+
+
+@dataclass(eq=False)
+class RunningStatistics:
+    """BatchNorm's running statistics: from the server's samples, never from a worker, refreshed when they are read."""
+
+    problem: Problem
+    samples: SampleSource
+    due: int | None = 0  # the step whose parameters they must be computed for; None: they are up to date
+    _inputs: Tensor | None = None  # drawn ahead
+
+    def draw(self, step: int) -> None:
+        """Draws the samples of the next refresh now: whatever can fail does so before the model changes."""
+        if self.problem.norms:
+            self._inputs = self.samples.take(STATISTICS_SAMPLES, "statistics", step).inputs
+
+    def refresh(self, x: Tensor) -> None:
+        """Computes them for the parameters x [d], unless they are up to date."""
+        if self.problem.norms and self.due is not None:
+            if self._inputs is None:
+                self.draw(self.due)
+            assert self._inputs is not None
+            self.problem.refresh(x, self._inputs)
+            self.due = self._inputs = None

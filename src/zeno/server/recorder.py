@@ -1,18 +1,20 @@
-"""What the server of your own loop writes down: a record of every step in a folder, and the ledger."""
+"""What a `Server` writes down: a record of every step in a folder, and the ledger."""
 
 import json
 from pathlib import Path
 
 from zeno.problem.registry import describe
-from zeno.records.folder import RECORDS_FILE, Journal, Record, read_whole
+from zeno.records.folder import RECORDS_FILE, Journal, read
 from zeno.records.ledger import Ledger, ledger_of
-from zeno.rules import PARTS, Rule
+from zeno.records.record import Record
+from zeno.rules import PARTS
+from zeno.rules.rule import Rule
 
 
-class Logbook:
-    """Opened before the first step, so that a folder that will not do is refused before anything has changed.
+class Recorder:
+    """Opened before the first step, so that an unsuitable folder raises before anything has changed.
 
-    Without a folder it keeps the ledger alone.
+    Without a folder it keeps only the ledger.
     """
 
     def __init__(self, folder: Path | None, rule: Rule) -> None:
@@ -21,16 +23,15 @@ class Logbook:
         self.ledger: Ledger | None = None
         self._journal: Journal | None = None
 
-    def open(self, workers: int, steps: int) -> Ledger:
-        """Goes on after so many steps."""
+    def open(self, workers: int, steps: int) -> None:
+        """Continues after `steps` steps."""
         if self._journal is None or self.ledger is None or self.ledger.workers != workers:
-            earlier = self._earlier(steps, begun=self._journal is not None)
+            earlier = self._earlier(steps, started=self._journal is not None)
             self.close()
             settings = f"rule = {json.dumps(describe(self.rule, PARTS))}\nworkers = {workers}\n"
             self._journal = Journal(self.folder, settings, earlier, keep=False)
             if self.ledger is None or self.ledger.steps != steps or self.ledger.workers != workers:
                 self.ledger = ledger_of(earlier or (), workers)
-        return self.ledger
 
     def write(self, record: Record) -> None:
         assert self._journal is not None  # it was opened
@@ -39,28 +40,28 @@ class Logbook:
         self.ledger.add(record)
 
     def forget(self) -> None:
-        """What comes next follows other steps than those that were written."""
+        """The next steps follow others than those that were written."""
         self.close()
         self.ledger = None
 
     def close(self) -> None:
         if self._journal is not None:
-            self._journal.__exit__(None, None, None)
+            self._journal.close()
         self._journal = None
 
-    def _earlier(self, steps: int, begun: bool) -> list[Record] | None:
-        """The records that the folder holds of the steps before; None where it should hold none yet."""
-        if self.folder is not None and steps == 0 and not begun and (self.folder / RECORDS_FILE).exists():
+    def _earlier(self, steps: int, started: bool) -> list[Record] | None:
+        """The folder's records of the steps before; None where it should not hold any yet."""
+        if self.folder is not None and steps == 0 and not started and (self.folder / RECORDS_FILE).exists():
             raise ValueError(
-                f"The folder {self.folder} holds the records of other steps already. Name another one, or load what "
-                "state_dict() returned after them."
+                f"The folder {self.folder} already holds the records of other steps. Pass another folder, or load the "
+                "state_dict() that was saved after them."
             )
         if self.folder is None or steps == 0:
-            return [] if begun else None
-        found = read_whole(self.folder)[:steps]
+            return [] if started else None
+        found = read(self.folder)[:steps]
         if len(found) < steps:
             raise ValueError(
-                f"A Server that goes on after {steps} steps needs their records. Found {len(found)} in {self.folder}. "
-                "Name the folder they were written to, or make a Server that starts anew."
+                f"A Server that continues after {steps} steps needs their records. Found {len(found)} in "
+                f"{self.folder}. Pass the folder they were written to, or create a Server that starts anew."
             )
         return found

@@ -1,61 +1,55 @@
-"""Scores on arrival: the descent of a candidate is worked out while others are still on their way."""
+"""Scoring on arrival: candidates are scored while others are still being computed."""
 
-import threading
-from collections.abc import Callable
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from zeno.problem import Oracle
+from zeno.problem.oracle import LossOracle
 
 
 class Scorer(Protocol):
-    """Works out descents, those of one step at a time: `begin`, `add` what arrives, then take the `descents`."""
+    """Computes descents, one step at a time: `begin`, `add` each candidate, then read the `descents`."""
 
-    def begin(self, oracle: Oracle, size: int) -> None:
-        """A step of `size` workers whose candidates the oracle is to be asked about."""
-        ...
+    def begin(self, oracle: LossOracle, size: int) -> None:
+        """Starts a step of `size` workers."""
 
     def add(self, worker: int, candidate: Tensor) -> None:
-        """A candidate [d] that stays as it is until the step is over."""
-        ...
+        """Scores a candidate [d], which must not change until the step is over."""
 
     def descents(self) -> Tensor:
-        """[m] in float64, NaN where nothing was added; waits for what is not done yet."""
-        ...
+        """[m] in float64, NaN where nothing was added; waits for what is not finished."""
 
     def close(self) -> None: ...
 
 
 class ThreadScorer:
-    """In a thread beside the one that collects replies; all that arrived since it last looked, on all cores."""
+    """Scores in a second thread, on all cores, whatever has arrived since it last looked."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
-        self._lock = threading.Lock()
 
-    def begin(self, oracle: Oracle, size: int) -> None:
-        self._score: Callable[[list[Tensor]], Tensor] = oracle
+    def begin(self, oracle: LossOracle, size: int) -> None:
+        self._oracle = oracle
         self._descents = torch.full((size,), torch.nan, dtype=torch.float64)
-        self._arrived: list[tuple[int, Tensor]] = []
-        self._under_way: list[Future[None]] = []
+        self._arrived: deque[tuple[int, Tensor]] = deque()
+        self._jobs: list[Future[None]] = []
 
     def add(self, worker: int, candidate: Tensor) -> None:
-        with self._lock:
-            self._arrived.append((worker, candidate))
-        self._under_way.append(self._pool.submit(self._score_what_arrived))
+        self._arrived.append((worker, candidate))
+        self._jobs.append(self._pool.submit(self._score_arrived))
 
-    def _score_what_arrived(self) -> None:
-        with self._lock:
-            arrived, self._arrived = self._arrived, []
+    def _score_arrived(self) -> None:
+        waiting = self._arrived
+        arrived = dict(waiting.popleft() for _ in range(len(waiting)))
         if arrived:
-            self._descents[[worker for worker, _ in arrived]] = self._score([one for _, one in arrived]).cpu()
+            self._descents[list(arrived)] = self._oracle.descents(list(arrived.values())).cpu()
 
     def descents(self) -> Tensor:
-        for future in self._under_way:
-            future.result()
+        for job in self._jobs:
+            job.result()
         return self._descents
 
     def close(self) -> None:
