@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Dialog, Page, Playwright, expect, sync_playwright
 
-from report.test_page import FAULTY_ONES, HOSTILE, append, big_page, made, on_and_on, run_of, write
-from zeno.records.folder import Record
-from zeno.report.page import build
-from zeno.report.page.live import opened
+from support.made_runs import FAULTY_ONES, HOSTILE, append, big_page, made, run_of, watched, write
+from zeno.records.record import Record
+from zeno.report.page.html import build
+from zeno.workers.reply import ErrorKind, ReplyError
 
 ARGUMENTS = [
     "--headless",
@@ -99,7 +99,7 @@ def browser(playwright: Playwright) -> Iterator[Browser]:
 
 
 class Window:
-    """A page that is open, and all that went wrong in it."""
+    """An open page, and the errors in it."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -130,8 +130,8 @@ class Window:
     def tile(self, name: str) -> str:
         return self.page.locator(f'[data-tile="{name}"] dd').inner_text()
 
-    def wait_for_steps(self, told: str) -> None:
-        expect(self.page.locator('[data-tile="steps"] dd')).to_have_text(told, timeout=10_000)
+    def wait_for_steps(self, text: str) -> None:
+        expect(self.page.locator('[data-tile="steps"] dd')).to_have_text(text, timeout=10_000)
 
     def cell(self, row: int, step: float, rows: int = 12, steps: int = 80) -> tuple[float, float]:
         """Where a cell of the map is, when all steps are shown."""
@@ -153,7 +153,7 @@ Open = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def tab(browser: Browser) -> Page:
-    """One for all tests: to open another takes longer than most of them."""
+    """One for all tests, because opening one takes longer than most tests."""
     tab = browser.new_page()
     tab.set_default_timeout(10_000)
     return tab
@@ -161,7 +161,7 @@ def tab(browser: Browser) -> Page:
 
 @pytest.fixture
 def window(tab: Page, tmp_path: Path) -> Open:
-    """Opens a page, and asks at the end that nothing went wrong in it."""
+    """Opens a page, and asserts at the end that it had no errors."""
 
     @contextmanager
     def shown(html_or_url: str, scheme: Literal["light", "dark"] = "light", width: int = 1180) -> Iterator[Window]:
@@ -188,7 +188,7 @@ def report() -> str:
     return build([run_of(made(), split="iid")])
 
 
-def test_the_page_opens_from_disk_and_asks_nobody_for_anything(window: Open, report: str) -> None:
+def test_the_page_opens_from_disk_and_makes_no_requests(window: Open, report: str) -> None:
     with window(report) as shown:
         assert shown.tile("steps") == "80"
         assert shown.tile("test accuracy") == "79.0 %"
@@ -209,7 +209,7 @@ def test_the_map_shows_the_faulty_workers_darker(window: Open, report: str, sche
         assert max(rows[w] for w in FAULTY_ONES) + 60 < min(rows[w] for w in GOOD_ONES)
 
 
-def test_hover_says_worker_step_score_and_place(window: Open, report: str) -> None:
+def test_hovering_shows_worker_step_score_and_rank(window: Open, report: str) -> None:
     records = made()
     with window(report) as shown:
         for worker, step in ((0, 10), (5, 77), (11, 33), (7, 5)):
@@ -221,20 +221,20 @@ def test_hover_says_worker_step_score_and_place(window: Open, report: str) -> No
             text = shown.text("#readout")
             place = 1 + sum(other is not None and other > value for other in scores)
             state = "dropped" if worker in FAULTY_ONES else "kept"
-            known = "Known to be faulty here." if worker in FAULTY_ONES else "Not faulty here."
+            known = "Made faulty at this step." if worker in FAULTY_ONES else "Not made faulty at this step."
             assert _score(text) == pytest.approx(value, rel=6e-4)
             text = text.replace(f"{_score(text):g}", "?")
-            assert text == f"Worker {worker}, step {step}: {state}, score ?, place {place} of 12. {known}"
+            assert text == f"Worker {worker}, step {step}: {state}, score ?, rank {place} of 12. {known}"
         shown.page.mouse.move(*shown.cell(9, 42))
-        assert "Worker 9, step 42: no usable reply (raised: ValueError: no)." in shown.text("#readout")
+        assert "Worker 9, step 42: no usable reply (raised ValueError: no)." in shown.text("#readout")
         shown.page.mouse.move(*shown.cell(1, 55))
         assert "step 55: not asked (quarantined)" in shown.text("#readout")
         shown.page.mouse.move(*shown.cell(3, 60))
-        assert "step 60: came, and the rule did not look at it" in shown.text("#readout")
+        assert "step 60: received, but not judged by the rule" in shown.text("#readout")
         shown.page.mouse.move(*shown.cell(0, 30))
         assert "step 30: no update at this step (nobody answered), score" in shown.text("#readout")
         shown.page.mouse.move(*shown.cell(0, 2))
-        assert "step 2: nobody was kept at this step, score" in shown.text("#readout")
+        assert "step 2: no worker was kept at this step, score" in shown.text("#readout")
         assert shown.text("#accuracy-value") == "9.0 % after step 9"  # the cursor of the others follows
 
 
@@ -255,7 +255,7 @@ def test_sort_filter_and_pick(window: Open, report: str) -> None:
         shown.page.select_option("#sort", "number")
         shown.page.mouse.click(*shown.cell(9, 20))
         assert shown.text("#worker-title") == "Worker 9"
-        assert "raised: ValueError: no (5 steps: 40 to 44)" in shown.text("#worker-errors")
+        assert "raised ValueError: no (5 steps: 40 to 44)" in shown.text("#worker-errors")
         assert shown.page.locator("#ledger tr.picked th").inner_text() == "9"
         assert shown.page.locator("#worker-chart canvas").count() == 1
         shown.page.select_option("#show", "picked")
@@ -270,7 +270,7 @@ def test_sort_filter_and_pick(window: Open, report: str) -> None:
         assert shown.text("#worker-title") == "Worker 4"
 
 
-def test_the_ledger_is_a_table_that_its_headings_sort(window: Open, report: str) -> None:
+def test_the_headings_of_the_ledger_sort_it(window: Open, report: str) -> None:
     with window(report) as shown:
         first = shown.page.locator("#ledger tbody tr >> nth=0")
         assert shown.page.locator("#ledger tbody tr").count() == 12
@@ -286,7 +286,7 @@ def test_the_ledger_is_a_table_that_its_headings_sort(window: Open, report: str)
         assert "raised 5" in shown.page.locator("#ledger tbody tr", has_text="raised").inner_text()
 
 
-def test_the_map_is_moved_over_by_keys(window: Open, report: str) -> None:
+def test_keys_move_over_the_map(window: Open, report: str) -> None:
     with window(report) as shown:
         shown.page.focus("#map")
         for key in ("ArrowRight", "Shift+ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft"):
@@ -306,7 +306,7 @@ def test_the_map_is_moved_over_by_keys(window: Open, report: str) -> None:
         assert shown.axis("loss") == whole or shown.text("#readout").startswith("Worker 2, step 79: ")
 
 
-def test_zoom_and_its_end_are_of_all_charts(window: Open, report: str) -> None:
+def test_zooming_applies_to_all_charts(window: Open, report: str) -> None:
     charts = ("map", "accuracy", "loss", "time", "alive")
     with window(report) as shown:
         before = {chart: shown.axis(chart) for chart in charts}
@@ -329,7 +329,7 @@ def test_zoom_and_its_end_are_of_all_charts(window: Open, report: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_width_and_theme_overflows_or_is_hard_to_read(window: Open, report: str, scheme: str) -> None:
+def test_the_page_fits_and_is_readable_in_every_width_and_theme(window: Open, report: str, scheme: str) -> None:
     with window(report, scheme=scheme, width=400) as shown:
         for width in (400, 820, 1180, 400):
             shown.page.set_viewport_size({"width": width, "height": 800})
@@ -351,7 +351,7 @@ def test_the_theme_button_changes_the_theme(window: Open, report: str) -> None:
         assert shown.axis("accuracy") != light
 
 
-def test_on_paper_all_tables_are_there_and_all_is_light(window: Open, report: str) -> None:
+def test_printing_shows_all_tables_in_the_light_theme(window: Open, report: str) -> None:
     with window(report, scheme="dark", width=700) as shown:
         shown.page.emulate_media(media="print")
         assert shown.page.is_visible("#ledger tbody tr >> nth=11")
@@ -363,7 +363,7 @@ def test_on_paper_all_tables_are_there_and_all_is_light(window: Open, report: st
         assert shown.page.evaluate(FITS)
 
 
-def test_charts_fit_the_paper(window: Open, report: str) -> None:
+def test_charts_fit_the_printed_page(window: Open, report: str) -> None:
     with window(report, scheme="dark") as shown:
         wide = "() => Math.max(...[...document.querySelectorAll('.uplot')].map((e) => e.offsetWidth))"
         assert shown.page.evaluate(wide) > 1000
@@ -373,27 +373,28 @@ def test_charts_fit_the_paper(window: Open, report: str) -> None:
         assert shown.page.evaluate(wide) > 1000
 
 
-def test_hostile_text_injects_nothing_and_is_shown_as_it_is(window: Open) -> None:
+def test_hostile_text_is_shown_as_text(window: Open) -> None:
     records = made()
-    values = {**vars(records[3]), "errors": {1: HOSTILE}, "skipped": HOSTILE, "kept": None, "seconds": {HOSTILE: 1.0}}
+    errors = {1: ReplyError(ErrorKind.OTHER, HOSTILE)}
+    values = {**vars(records[3]), "errors": errors, "skipped": HOSTILE, "kept": None, "seconds": {HOSTILE: 1.0}}
     records[3] = Record(**values)
     html = build([run_of(records, HOSTILE, **{HOSTILE: HOSTILE, "rule": HOSTILE}), run_of(made(), "other" + HOSTILE)])
     with window(html) as shown:
         shown.page.select_option("#run", HOSTILE)
         shown.page.mouse.move(*shown.cell(1, 3))
         shown.page.evaluate("pick(1)")
-        told = "</script><img src=x onerror=alert(1)>"
+        hostile = "</script><img src=x onerror=alert(1)>"
         for place in ("#run-title", "#settings", "#compare-table", "#compare-legend", "#skipped", "#phases"):
-            assert told in shown.page.locator(place).text_content()
-        assert told in shown.text("#readout")
-        assert told in shown.text("#worker-errors")
+            assert hostile in shown.page.locator(place).text_content()
+        assert hostile in shown.text("#readout")
+        assert hostile in shown.text("#worker-errors")
         assert shown.page.title() == "Comparison · Zeno"
         assert shown.page.locator("img").count() == 0
         assert shown.page.locator("script").count() == 2
         assert shown.page.evaluate(FITS)
 
 
-def test_a_script_that_came_in_would_not_run(window: Open, report: str) -> None:
+def test_an_injected_script_does_not_run(window: Open, report: str) -> None:
     bad = report.replace('<p id="loading">', '<script>document.title = "taken"</script><p id="loading">')
     with window(bad) as shown:
         assert shown.page.title() == "run · Zeno"
@@ -401,7 +402,7 @@ def test_a_script_that_came_in_would_not_run(window: Open, report: str) -> None:
         shown.wrong.clear()
 
 
-def test_a_rule_without_scores_is_shown_by_who_was_kept(window: Open) -> None:
+def test_without_scores_the_map_shows_which_workers_were_kept(window: Open) -> None:
     records = [Record(**{**vars(record), "scores": None}) for record in made()]
     for record in records:
         assert record.scores is None
@@ -410,7 +411,7 @@ def test_a_rule_without_scores_is_shown_by_who_was_kept(window: Open) -> None:
         rows = shown.lightness()
         assert max(rows[w] for w in FAULTY_ONES) + 60 < min(rows[w] for w in GOOD_ONES)
         shown.page.mouse.move(*shown.cell(2, 10))
-        assert shown.text("#readout") == "Worker 2, step 10: dropped. Known to be faulty here."
+        assert shown.text("#readout") == "Worker 2, step 10: dropped. Made faulty at this step."
         shown.page.evaluate("pick(2)")
         assert not shown.page.is_visible("#worker-chart")
 
@@ -439,7 +440,7 @@ def test_several_runs_are_compared(window: Open) -> None:
         assert _score(shown.text("#readout")) == pytest.approx(value, rel=6e-4)
 
 
-def test_long_runs_are_told_in_bins(window: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_runs_are_shown_in_bins(window: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zeno.report.page.html.CELLS", 250)
     with window(build([run_of(made())])) as shown:
         assert "a column stands for 4 steps" in shown.text("#map-words")
@@ -448,14 +449,14 @@ def test_long_runs_are_told_in_bins(window: Open, monkeypatch: pytest.MonkeyPatc
         shown.page.mouse.move(*shown.cell(2, 41))
         scores = [(record.scores or [])[2] for record in made()[40:44]]
         mean = np.mean([score for score in scores if score is not None])
-        assert shown.text("#readout").startswith("Worker 2, steps 40 to 43: dropped at 100 %, mean score ")
+        assert shown.text("#readout").startswith("Worker 2, steps 40 to 43: dropped at 100 % of steps, mean score ")
         assert _score(shown.text("#readout")) == pytest.approx(mean, rel=6e-4)
 
 
-def test_the_live_view_moves_and_says_when_the_run_has_ended(window: Open, tmp_path: Path) -> None:
+def test_the_live_view_updates_until_the_run_has_ended(window: Open, tmp_path: Path) -> None:
     records = made()
     folder = write(tmp_path / "runs" / "run", records[:20])
-    with opened([tmp_path / "runs"], is_over=on_and_on, every=0.1) as (address, _), window(address) as shown:
+    with watched([tmp_path / "runs"], every=0.1) as (address, _), window(address) as shown:
         shown.page.wait_for_selector("#status:has-text('live')")
         assert shown.tile("steps") == "20 of 80"
         before = shown.axis("map")
@@ -483,7 +484,7 @@ def test_the_live_view_moves_and_says_when_the_run_has_ended(window: Open, tmp_p
         assert all(url.startswith((address, "data:")) for url in shown.asked)
 
 
-def test_the_live_view_says_when_the_server_is_gone(window: Open, tmp_path: Path) -> None:
+def test_the_live_view_notices_when_the_server_is_gone(window: Open, tmp_path: Path) -> None:
     with window_of_a_server_that_goes(window, tmp_path) as shown:
         shown.page.wait_for_selector("#status:has-text('the server is gone')")
         assert shown.tile("steps") == "20 of 80"
@@ -492,7 +493,7 @@ def test_the_live_view_says_when_the_server_is_gone(window: Open, tmp_path: Path
 
 @contextmanager
 def window_of_a_server_that_goes(window: Open, tmp_path: Path) -> Iterator[Window]:
-    with opened([write(tmp_path / "run", made()[:20])], is_over=on_and_on, every=0.1) as (address, _):
+    with watched([write(tmp_path / "run", made()[:20])], every=0.1) as (address, _):
         manager = window(address)
         shown = manager.__enter__()
         shown.page.wait_for_selector("#status:has-text('live')")

@@ -1,7 +1,6 @@
-"""The report page and the live view, as far as they go without a browser."""
+"""The report page and the live view, without a browser."""
 
 import base64
-import functools
 import gzip
 import hashlib
 import http.client
@@ -12,68 +11,23 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from zeno.records.folder import RECORDS_FILE, RUN_FILE, Record, writing
-from zeno.records.ledger import ledger_of
-from zeno.report.page import Seen, build, runs_in, seen
-from zeno.report.page.html import about, packed_run, page
+from support.made_runs import FAULTY_ONES, HOSTILE, append, big_page, made, run_of, watched, write
+from zeno.records.files import locked
+from zeno.records.folder import RECORDS_FILE, RUN_FILE
+from zeno.records.record import Record
+from zeno.report.page.html import build
 from zeno.report.page.live import opened, serve
-from zeno.report.page.pack import CELLS, bin_of, figures, pack
+from zeno.report.page.pack import CELLS, bin_of, pack, packed_run
+from zeno.report.run_view import read_run, runs_in
+from zeno.workers.reply import ErrorKind, ReplyError
 
 KEPT, DROPPED, ERROR, UNJUDGED, NOT_ASKED, FAULTY, LATE = 1, 2, 4, 8, 16, 32, 64
-HOSTILE = "</script><img src=x onerror=alert(1)>\u2028&amp;'\""
-FAULTY_ONES = (2, 5, 7)
-
-
-def made(workers: int = 12, steps: int = 80, faulty: Sequence[int] = FAULTY_ONES, seed: int = 0) -> list[Record]:
-    """A run with all that a page has to show: a warm-up, a skipped step, errors, a quarantine."""
-    draw = np.random.default_rng(seed)
-    return [_made(step, draw.normal(1.0, 0.2, workers), workers, faulty) for step in range(steps)]
-
-
-def _made(step: int, values: "np.ndarray[Any, np.dtype[np.float64]]", workers: int, faulty: Sequence[int]) -> Record:
-    values[list(faulty)] -= 3
-    errors = {9: "raised: ValueError: no"} if 40 <= step < 45 else {}
-    quarantined = [1] if 50 <= step < 60 else []
-    unjudged = [3] if step == 60 else []
-    out = [*errors, *quarantined, *unjudged]
-    kept = [bool(value > 0) and worker not in out for worker, value in enumerate(values)]
-    isn_t = step == 30
-    return Record(
-        step=step,
-        lr=0.1,
-        kept=None if isn_t else [False] * workers if step < 5 else kept,
-        scores=[None if worker in out else float(value) for worker, value in enumerate(values)],
-        errors=errors,
-        quarantined=quarantined,
-        unjudged=unjudged,
-        late=[4] if step == 20 else [],
-        skipped="nobody answered" if isn_t else None,
-        faulty=list(faulty),
-        evaluated=step % 10 == 9,
-        accuracy=step / 100 if step % 10 == 9 else None,
-        train_loss=2 / (1 + step) if step % 10 == 9 and step != 59 else None,
-        seconds={"gradients": 0.1, "rule": 0.01 * (1 + step % 3)},
-        workers={"alive": workers - (step == 20), "late": int(step == 20), "lost": 0},
-    )
-
-
-def write(folder: Path, records: Sequence[Record], **settings: object) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = {"workers": len(records[0].scores or ()) if records else 12, "steps": 80, "rule": "zeno", **settings}
-    (folder / RUN_FILE).write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
-    (folder / RECORDS_FILE).write_text("".join(record.to_json() + "\n" for record in records))
-    return folder
-
-
-def run_of(records: Sequence[Record], name: str = "run", **settings: str) -> Seen:
-    return Seen(name, {"rule": "zeno", **settings}, list(records), len(records[0].scores or ()), len(records))
 
 
 def data_of(html: str) -> Any:
@@ -81,7 +35,7 @@ def data_of(html: str) -> Any:
 
 
 def unpacked(packed: dict[str, str], *shape: int) -> Any:
-    """Decodes an array in its own way, number by number where it is of 24 bits."""
+    """Decodes an array independently of the page's code, number by number if it has 24 bits."""
     raw = gzip.decompress(base64.b64decode(packed["data"]))
     if packed["kind"] == "f3":
         n = len(raw) // 3
@@ -90,30 +44,15 @@ def unpacked(packed: dict[str, str], *shape: int) -> Any:
     return np.frombuffer(raw, "<" + packed["kind"]).reshape(shape or (-1,))
 
 
-@functools.cache
-def big_page() -> str:
-    """200 workers, 10,000 steps."""
-    draw = np.random.default_rng(0)
-    scores = draw.normal(0.0, 1.0, (10_000, 200)) - 4 * (np.arange(200) % 10 == 0)
-    kept = scores > -1
-    records = [
-        Record(step, 0.1, kept[step].tolist(), scores[step].tolist(), seconds={"rule": 0.1}, workers={"alive": 200})
-        for step in range(10_000)
-    ]
-    run = run_of(records, "big")
-    ledger = ledger_of(records[:100], 200)  # all of them take long, and are as many bytes
-    return page([{**about(run), **pack(records, 200, bin_of(10_000, 200)), **figures(records, ledger)}])
-
-
-def test_the_page_holds_what_the_records_say() -> None:
+def test_the_page_holds_the_values_of_the_records() -> None:
     records = made()
     [run] = data_of(build([run_of(records)]))["runs"]
     assert (run["steps"], run["workers"], run["bin"], run["from"]) == (80, 12, 1, 0)
     score, rank = unpacked(run["score"], 80, 12), unpacked(run["rank"], 80, 12)
     for record in records:
         assert record.scores is not None
-        told = [math.nan if value is None else value for value in record.scores]
-        np.testing.assert_allclose(score[record.step], told, rtol=2**-16)
+        shown = [math.nan if value is None else value for value in record.scores]
+        np.testing.assert_allclose(score[record.step], shown, rtol=2**-16)
         for worker, value in enumerate(record.scores):
             better = sum(other is not None and value is not None and other > value for other in record.scores)
             assert rank[record.step, worker] == (0 if value is None else 1 + better)
@@ -127,11 +66,11 @@ def test_the_page_holds_what_the_records_say() -> None:
     assert unpacked(run["alive"]["alive"])[[19, 20]].tolist() == [12, 11]
     assert unpacked(run["errors"]["step"]).tolist() == [40, 41, 42, 43, 44]
     assert set(unpacked(run["errors"]["worker"]).tolist()) == {9}
-    assert {run["texts"][i] for i in unpacked(run["errors"]["text"])} == {"raised: ValueError: no"}
+    assert {run["texts"][i] for i in unpacked(run["errors"]["text"])} == {"raised ValueError: no"}
     assert [run["texts"][i] for i in unpacked(run["skipped"]["text"])] == ["nobody answered"]
 
 
-def test_states_tell_who_was_dropped_and_nobody_is_where_nobody_was_kept() -> None:
+def test_states_mark_dropped_workers_unless_no_worker_was_kept() -> None:
     records = made()
     state = unpacked(data_of(build([run_of(records)]))["runs"][0]["state"], 80, 12)
     assert not (state[:5] & (KEPT | DROPPED)).any()
@@ -149,20 +88,20 @@ def test_states_tell_who_was_dropped_and_nobody_is_where_nobody_was_kept() -> No
 def test_scores_of_any_size_keep_four_digits() -> None:
     values = [-1e9, 1.2345e-7, 0.5, -3.21e30, 1e300, 0.0, 7.0, None]
     record = Record(0, 0.1, [True] * 8, values)
-    told = unpacked(pack([record], 8, 1)["score"])
-    assert told[:4] == pytest.approx(values[:4], rel=1e-4)
-    assert told[4] > 3e38
-    assert told[5:7].tolist() == [0.0, 7.0]
-    assert np.isnan(told[7])
+    shown = unpacked(pack([record], 8, 1)["score"])
+    assert shown[:4] == pytest.approx(values[:4], rel=1e-4)
+    assert shown[4] > 3e38
+    assert shown[5:7].tolist() == [0.0, 7.0]
+    assert np.isnan(shown[7])
 
 
-def test_equal_scores_share_a_place() -> None:
+def test_equal_scores_share_a_rank() -> None:
     record = Record(0, 0.1, [True] * 5, [1.0, 2.0, 2.0, None, 0.5])
     assert unpacked(pack([record], 5, 1)["rank"]).tolist() == [3, 1, 1, 0, 4]
 
 
 def test_a_rule_without_scores_has_kept_and_errors_only() -> None:
-    record = Record(0, 0.1, [True, False, False], None, errors={2: "late: 3 s"})
+    record = Record(0, 0.1, [True, False, False], None, errors={2: ReplyError(ErrorKind.LATE, "late: 3 s")})
     found = pack([record], 3, 1)
     assert unpacked(found["state"]).tolist() == [KEPT, DROPPED, ERROR]
     assert unpacked(found["rank"]).tolist() == [0, 0, 0]
@@ -178,8 +117,8 @@ def test_long_runs_are_binned_and_bins_are_means() -> None:
         part, states = scores[8 * column : 8 * column + 8], state[8 * column : 8 * column + 8]
         for worker in range(12):
             there = part[:, worker][~np.isnan(part[:, worker])]
-            told = unpacked(found["score"], 9, 12)[column, worker]
-            assert told == pytest.approx(there.mean(), rel=1e-4) if len(there) else np.isnan(told)
+            shown = unpacked(found["score"], 9, 12)[column, worker]
+            assert shown == pytest.approx(there.mean(), rel=1e-4) if len(there) else np.isnan(shown)
             judged = states[:, worker] & (KEPT | DROPPED)
             share = (judged[judged > 0] == DROPPED).mean() if judged.any() else 0
             assert unpacked(found["share"], 9, 12)[column, worker] / 255 == pytest.approx(share, abs=0.003)
@@ -188,24 +127,26 @@ def test_long_runs_are_binned_and_bins_are_means() -> None:
 
 
 @pytest.mark.parametrize(("steps", "workers"), [(10, 20), (10_000, 200), (100_000, 200), (1_000_000, 20), (0, 0)])
-def test_a_page_holds_no_more_cells_than_it_should(steps: int, workers: int) -> None:
+def test_a_page_holds_a_limited_number_of_cells(steps: int, workers: int) -> None:
     size = bin_of(steps, workers)
     assert math.ceil(steps / size) * workers <= CELLS + workers
     assert size == 1 or (steps / (size - 1)) * workers > CELLS
 
 
-def test_runs_of_a_comparison_share_the_room() -> None:
-    records = made(steps=70)
-    assert packed_run(run_of(records), cells=100)["bin"] == 9
+def test_runs_of_a_comparison_share_the_limit_of_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zeno.report.page.html.CELLS", 200)
+    run = run_of(made(steps=70))
+    assert [shown["bin"] for shown in data_of(build([run, run]))["runs"]] == [9, 9]
 
 
 def test_200_workers_by_10_000_steps_are_below_15_megabytes() -> None:
     assert 2e6 < len(big_page().encode()) < 15e6
 
 
-def test_hostile_text_is_data_and_nothing_else() -> None:
+def test_hostile_text_stays_data() -> None:
     records = made()
-    records[3] = Record(3, 0.1, None, [None] * 12, errors={1: HOSTILE}, skipped=HOSTILE, seconds={HOSTILE: 1.0})
+    errors = {1: ReplyError(ErrorKind.OTHER, HOSTILE)}
+    records[3] = Record(3, 0.1, None, [None] * 12, errors=errors, skipped=HOSTILE, seconds={HOSTILE: 1.0})
     html = build([run_of(records, HOSTILE, **{HOSTILE: HOSTILE, "rule": "{{SCRIPT}}"})])
     assert "<img" not in html
     assert "\u2028" not in html
@@ -218,7 +159,7 @@ def test_hostile_text_is_data_and_nothing_else() -> None:
     assert HOSTILE in run["seconds"]
 
 
-def test_only_the_own_script_and_style_may_run() -> None:
+def test_only_the_script_and_style_of_the_page_are_allowed() -> None:
     html = build([run_of(made())])
     policy = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)[0]
     for kind, text in {
@@ -233,14 +174,14 @@ def test_only_the_own_script_and_style_may_run() -> None:
     assert not re.findall(r'(?:src|href)="(?!data:,|#)', html.split("<style>")[0] + html.split("</style>")[1][:20_000])
 
 
-def test_long_texts_are_cut_and_many_of_them_told_by_kind() -> None:
-    texts = {step: {0: f"late: {step} s"} for step in range(2100)}
+def test_long_texts_are_cut_and_many_are_reduced_to_their_kind() -> None:
+    texts = {step: {0: ReplyError(ErrorKind.LATE, f"no reply in {step} s")} for step in range(2100)}
     records = [Record(step, 0.1, None, None, errors=errors) for step, errors in texts.items()]
-    records.append(Record(2100, 0.1, None, None, errors={0: "x" * 1000}))
-    found = pack(records, 1, 1)
+    long = Record(2100, 0.1, None, None, errors={0: ReplyError(ErrorKind.OTHER, "x" * 1000)})
+    found = pack([*records, long], 1, 1)
     assert len(found["texts"]) == 2002
-    assert found["texts"][-2] == "late"
-    assert max(map(len, found["texts"])) == 300
+    assert found["texts"][-2:] == ["late", "other"]
+    assert max(map(len, pack([long], 1, 1)["texts"])) == 300
 
 
 def test_the_runs_in_folders_have_short_names(tmp_path: Path) -> None:
@@ -256,34 +197,34 @@ def test_the_runs_in_folders_have_short_names(tmp_path: Path) -> None:
     }
 
 
-def test_a_folder_without_a_run_is_an_error_that_helps(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"Found no folder .*missing\. Check the name"):
+def test_a_folder_without_a_run_raises_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"There is no folder .*missing\. Name a folder that"):
         runs_in([tmp_path / "missing"])
-    with pytest.raises(ValueError, match=r"Found none in .*Name the folder that `zeno train`"):
+    with pytest.raises(ValueError, match=r"There is no records\.jsonl in .*Name a folder that `zeno train`"):
         runs_in([tmp_path])
 
 
-def test_a_damaged_folder_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_damaged_folder_is_shown_up_to_the_damage(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", made(steps=10))
     with (folder / RECORDS_FILE).open("a") as file:
         file.write('{"step": 10, "kept": [tr\n{"step": 11}\n{"ste')
-    found = seen(folder)
+    found = read_run(folder)
     assert (len(found.records), found.workers, found.planned) == (10, 12, 80)
-    assert found.notes == ["records.jsonl is damaged at line 11: what follows is not shown."]
+    assert found.notes == ["records.jsonl is damaged at line 11: the rest is not shown."]
     (folder / RUN_FILE).write_text("= ?")
-    found = seen(folder, "other")
+    found = read_run(folder, "other")
     assert (found.name, found.workers, found.planned, len(found.settings)) == ("other", 12, None, 0)
     assert "run.toml is damaged" in found.notes[0]
     (folder / RUN_FILE).unlink()
-    assert "There is no run.toml" in seen(folder).notes[0]
-    assert data_of(build([seen(folder)]))["runs"][0]["steps"] == 10
+    assert "There is no run.toml" in read_run(folder).notes[0]
+    assert data_of(build([read_run(folder)]))["runs"][0]["steps"] == 10
 
 
 def test_records_of_an_old_version_are_shown(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", [], workers=2)
     lines = [{"step": i, "lr": 0.1, "kept": [True, False], "scores": None, "extra": 1} for i in range(3)]
     (folder / RECORDS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    [run] = data_of(build([seen(folder)]))["runs"]
+    [run] = data_of(build([read_run(folder)]))["runs"]
     assert run["steps"] == 3
 
 
@@ -307,24 +248,24 @@ def test_records_of_an_old_version_are_shown(tmp_path: Path) -> None:
         {"evaluated": None},
     ],
 )
-def test_records_that_are_not_of_these_workers_are_not_shown(tmp_path: Path, broken: dict[str, object]) -> None:
+def test_records_with_wrong_types_or_sizes_are_not_shown(tmp_path: Path, broken: dict[str, object]) -> None:
     records = made(steps=10)
     folder = write(tmp_path / "run", records)
     lines = [json.loads(record.to_json()) for record in records]
     lines[6].update(broken)
     (folder / RECORDS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert data_of(build([seen(folder)]))["runs"][0]["steps"] == 6
-    with opened([folder], is_over=on_and_on) as (address, _):
+    assert data_of(build([read_run(folder)]))["runs"][0]["steps"] == 6
+    with watched([folder]) as (address, _):
         assert Client(address).since(0)["run"]["steps"] == 6
 
 
-def test_a_run_without_a_step_is_a_page_too(tmp_path: Path) -> None:
-    [run] = data_of(build([seen(write(tmp_path / "run", []))]))["runs"]
+def test_a_run_without_steps_has_a_page(tmp_path: Path) -> None:
+    [run] = data_of(build([read_run(write(tmp_path / "run", []))]))["runs"]
     assert (run["steps"], run["workers"]) == (0, 12)
 
 
 class Client:
-    """Asks a server as a page does."""
+    """Makes the requests of a page."""
 
     def __init__(self, address: str) -> None:
         self.port = int(address.rstrip("/").rsplit(":", 1)[1])
@@ -338,19 +279,10 @@ class Client:
         return json.loads(self.get(f"/since?run={run}&step={step}&generation={generation}").read())
 
 
-def append(folder: Path, records: Sequence[Record]) -> None:
-    with (folder / RECORDS_FILE).open("a") as file:
-        file.write("".join(record.to_json() + "\n" for record in records))
-
-
-def on_and_on(folder: Path) -> bool:
-    return False
-
-
-def test_the_live_view_tells_what_came_since(tmp_path: Path) -> None:
+def test_the_live_view_sends_new_steps(tmp_path: Path) -> None:
     records = made()
     folder = write(tmp_path / "run", records[:10])
-    with opened([folder], is_over=on_and_on) as (address, _):
+    with watched([folder]) as (address, _):
         client = Client(address)
         html = client.get("/").read().decode()
         assert data_of(html)["every"] == 1.0
@@ -361,21 +293,21 @@ def test_the_live_view_tells_what_came_since(tmp_path: Path) -> None:
         answer = client.since(10)
         assert (answer["run"]["from"], answer["run"]["steps"]) == (10, 25)
         assert answer["runs"] == [{"name": "run", "generation": 0, "steps": 25, "over": False}]
-        told = unpacked(answer["run"]["score"], 15, 12)
-        np.testing.assert_allclose(told, np.array([r.scores for r in records[10:25]], float), rtol=1e-4)
+        shown = unpacked(answer["run"]["score"], 15, 12)
+        np.testing.assert_allclose(shown, np.array([r.scores for r in records[10:25]], float), rtol=1e-4)
         with (folder / RECORDS_FILE).open("a") as file:
             file.write(records[25].to_json()[40:] + "\n")
         append(folder, records[26:])
         answer = client.since(25)
         assert (answer["run"]["from"], answer["run"]["steps"]) == (25, 80)
-        assert answer["run"]["ledger"] == json.loads(json.dumps(packed_run(run_of(records))["ledger"]))
+        assert answer["run"]["ledger"] == json.loads(json.dumps(packed_run(run_of(records), 1)["ledger"]))
         assert answer["runs"][0]["over"] is True  # it made its 80 steps
 
 
-def test_a_run_that_was_resumed_is_told_anew(tmp_path: Path) -> None:
+def test_a_resumed_run_is_sent_from_its_first_step(tmp_path: Path) -> None:
     records, others = made(), made(seed=1)
     folder = write(tmp_path / "run", records[:30])
-    with opened([folder], is_over=on_and_on) as (address, _):
+    with watched([folder]) as (address, _):
         client = Client(address)
         assert client.since(0)["run"]["steps"] == 30
         new = folder / "new"
@@ -391,18 +323,18 @@ def test_a_run_that_was_resumed_is_told_anew(tmp_path: Path) -> None:
         assert client.since(30, generation=1)["run"]["generation"] == 2
 
 
-def test_damage_is_told_while_a_run_goes_on(tmp_path: Path) -> None:
+def test_damage_is_reported_while_a_run_goes_on(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", made(steps=10))
-    with opened([folder], is_over=on_and_on) as (address, _):
+    with watched([folder]) as (address, _):
         with (folder / RECORDS_FILE).open("a") as file:
             file.write("?\n?\n")
         client = Client(address)
-        assert client.since(0)["run"]["notes"] == ["records.jsonl is damaged at line 11: what follows is not shown."]
+        assert client.since(0)["run"]["notes"] == ["records.jsonl is damaged at line 11: the rest is not shown."]
         assert client.since(0)["run"]["steps"] == 10
 
 
-def test_new_runs_of_a_comparison_show_up(tmp_path: Path) -> None:
-    with opened([tmp_path / "out"], is_over=on_and_on) as (address, _):
+def test_new_runs_of_a_comparison_appear(tmp_path: Path) -> None:
+    with watched([tmp_path / "out"]) as (address, _):
         client = Client(address)
         assert client.since(0)["runs"] == []
         assert data_of(client.get("/").read().decode())["runs"] == []
@@ -412,9 +344,9 @@ def test_new_runs_of_a_comparison_show_up(tmp_path: Path) -> None:
         assert client.since(0, run="zeno")["run"]["steps"] == 3
 
 
-def test_the_live_view_answers_its_own_page_only(tmp_path: Path) -> None:
+def test_the_live_view_answers_only_its_page(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", made(steps=3), secret="hush")
-    with opened([folder], is_over=on_and_on) as (address, _):
+    with watched([folder]) as (address, _):
         client = Client(address)
         for host in ("evil.example", f"evil.example:{client.port}", "127.0.0.1.evil.example", "localhost:x", ""):
             answer = client.get("/", host=host or " ")
@@ -444,26 +376,25 @@ def test_the_live_view_is_on_loopback_only(tmp_path: Path, monkeypatch: pytest.M
         bind(self, address)
 
     monkeypatch.setattr(socket.socket, "bind", noted)
-    with opened([write(tmp_path / "run", made(steps=3))], is_over=on_and_on) as (address, _):
+    with watched([write(tmp_path / "run", made(steps=3))]) as (address, _):
         assert address.startswith("http://127.0.0.1:")
     assert [host for host, _ in bound] == ["127.0.0.1"]
 
 
-def test_a_port_that_is_taken_is_an_error_that_helps(tmp_path: Path) -> None:
+def test_a_port_in_use_raises_with_a_remedy(tmp_path: Path) -> None:
     with opened([tmp_path]) as (address, _):
         port = Client(address).port
         with pytest.raises(ValueError, match=f"Found {port}: .*Name another one, or 0 for any"), opened([], port):
             pass
 
 
-def test_serving_ends_by_itself_once_all_runs_have_ended(tmp_path: Path) -> None:
+def test_serving_ends_by_itself_once_all_runs_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = made()
     folder = write(tmp_path / "run", records[:70])
     said: list[str] = []
     over = threading.Event()
-    thread = threading.Thread(
-        target=serve, args=([folder],), kwargs={"is_over": lambda _: over.is_set(), "linger": 0.5, "say": said.append}
-    )
+    monkeypatch.setattr("zeno.report.page.live.being_written", lambda folder: not over.is_set())
+    thread = threading.Thread(target=serve, args=([folder],), kwargs={"linger": 0.5, "say": said.append})
     thread.start()
     time.sleep(0.7)
     assert thread.is_alive()
@@ -478,6 +409,6 @@ def test_serving_ends_by_itself_once_all_runs_have_ended(tmp_path: Path) -> None
 def test_a_comparison_between_two_of_its_runs_is_not_over(tmp_path: Path) -> None:
     write(tmp_path / "all" / "one", made()[:5])
     with opened([tmp_path / "all"]) as (_, live):
-        with writing(tmp_path / "all"):
+        with locked(tmp_path / "all"):
             assert not live.all_over()
         assert live.all_over()

@@ -1,10 +1,10 @@
-// Charts over the steps. Those of a group share what they show of the axis, and where the cursor stands.
+// Charts over the steps. The charts of a group share the visible range of steps and the cursor.
 
 const DASHES = [[], [8, 4], [2, 3], [10, 4, 2, 4], [14, 5], [5, 2, 1, 2, 1, 2]];
 const FONT = "12px system-ui, -apple-system, Segoe UI, Roboto, sans-serif";
 const colours = new Map();
 
-// The colour that a variable of the style sheet has now.
+// The current colour of a CSS variable.
 function css(name) {
   if (!colours.has(name)) {
     const probe = make("i");
@@ -22,7 +22,7 @@ class Group {
     this.charts = [];
     this.view = null;  // [first, last] on the axis; null shows the whole run
     this.listeners = [];
-    this.at = null;  // the step that the cursor stands at
+    this.at = null;  // the step under the cursor
     this.isQuiet = false;
   }
 
@@ -43,7 +43,7 @@ class Group {
     this.apply();
   }
 
-  // By a factor, around a step.
+  // Zooms by a factor, around a step.
   scale(factor, around) {
     const [min, max] = this.range();
     const at = around === null || around < min || around > max ? (min + max) / 2 : around;
@@ -65,7 +65,7 @@ class Group {
     this.quietly((chart) => chart.plot.setScale("x", { min, max }));
   }
 
-  // Changes all charts at once; the cursor stays at its step, and not at its pixel.
+  // Changes all charts at once; the cursor stays at its step, not at its pixel.
   quietly(change) {
     this.isQuiet = true;
     for (const chart of this.charts) chart.plot.batch(() => change(chart));
@@ -73,7 +73,7 @@ class Group {
     this.point(this.at);
   }
 
-  // The cursor of all charts to a step; null takes it away.
+  // Moves the cursor of all charts to a step; null hides it.
   point(step, from = null) {
     this.at = step;
     for (const chart of this.charts) {
@@ -89,7 +89,7 @@ class Group {
 }
 
 class Chart {
-  // `options` are those of uPlot beside the common ones, `data` gives the arrays to draw.
+  // `options` are passed to uPlot in addition to the common ones; `data()` returns the arrays to draw.
   constructor(id, group, data, { height = 220, title, ...options }) {
     this.holder = byId(id);
     this.holder.replaceChildren();
@@ -157,7 +157,7 @@ class Chart {
   }
 
   moved(plot) {
-    if (plot !== this.plot || this.group.isQuiet) return;  // it is being made, or moved by us
+    if (plot !== this.plot || this.group.isQuiet) return;  // the plot is under construction, or this is our own change
     const { left } = plot.cursor;
     this.group.point(left < 0 ? null : plot.posToVal(left, "x"), this);
   }
@@ -168,7 +168,7 @@ class Chart {
     this.plot.setCursor(isInside ? { left, top: 10 } : { left: -10, top: -10 }, false);
   }
 
-  // The data anew; the axis of steps stays where it was unless it shows the whole run.
+  // Reloads the data; the range of steps stays unless it is the whole run.
   refresh() {
     const [min, max] = this.group.range();
     this.plot.setData(this.data(), true);
@@ -198,7 +198,7 @@ function line(k, more = {}) {
   };
 }
 
-// A piece of line as it is drawn, for a legend.
+// A sample of a line, for a legend.
 function swatch(k, isArea = false) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const shape = document.createElementNS("http://www.w3.org/2000/svg", isArea ? "rect" : "line");
@@ -210,7 +210,7 @@ function swatch(k, isArea = false) {
   return svg;
 }
 
-// [steps, values] of a line, without the columns that have none.
+// [steps, values] of a line, without the columns that have no value.
 function there(run, values) {
   const xs = [], ys = [];
   values.forEach((value, column) => {
@@ -223,7 +223,7 @@ function there(run, values) {
 
 const unit = { range: (_, low) => [Math.min(0, low ?? 0), 1] };
 
-// Logarithmic where the values are positive and far apart.
+// Logarithmic if the values are positive and far apart.
 function lossScale(values) {
   const found = values.filter((value) => value !== null && value !== undefined);
   const [low, high] = found.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, 0]);
@@ -266,12 +266,12 @@ function lossChart(run, group) {
   return chart;
 }
 
-// Says the value of the first line that is nearest to the cursor.
-function valueAt(chart, id, told) {
+// Shows the value of the first line nearest to the cursor.
+function valueAt(chart, id, format) {
   return (step) => {
     const [xs, ys] = chart.plot.data;
     const i = step === null ? -1 : nearest(xs, step);
-    if (xs.length) byId(id).textContent = i < 0 ? "" : `${ys[i] === null ? "not finite" : told(ys[i])} after step ${whole(xs[i])}`;
+    if (xs.length) byId(id).textContent = i < 0 ? "" : `${ys[i] === null ? "not finite" : format(ys[i])} after step ${whole(xs[i])}`;
   };
 }
 
@@ -283,7 +283,7 @@ function timeChart(run, group) {
   };
   const count = Object.keys(run.seconds).length;
   return new Chart("time", group, data, {
-    title: "Seconds a step, by phase; the same as a table below",
+    title: "Seconds per step, by phase; also in the table below",
     scales: { y: { range: () => [0, 1.1 * usual(run) || 1] } },
     axes: [{}, { values: (_, at) => at.map((v) => figure(v, 3)) }],
     series: [{}, ...Array.from({ length: count }, (_, k) => ({
@@ -305,7 +305,7 @@ function totals(run) {
   return total;
 }
 
-// What 99 of 100 steps stay below: a slow first step would press all the others flat.
+// The 99th percentile: a slow first step would flatten all the others.
 function usual(run) {
   const sorted = totals(run).sort();
   return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(0.99 * sorted.length))] : 0;
@@ -314,7 +314,7 @@ function usual(run) {
 function aliveChart(run, group) {
   const data = () => [Array.from({ length: run.columns }, (_, c) => run.middle(c)), ...Object.values(run.alive)];
   return new Chart("alive", group, data, {
-    title: "How many workers are alive, late and lost",
+    title: "Number of workers alive, late and lost",
     scales: { y: { range: (_, low, high) => [0, Math.max(1, high ?? 1) * 1.08] } },
     axes: [{}, { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }],
     series: [{}, ...Object.keys(run.alive).map((_, k) => line(k, { paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } }))],
@@ -330,9 +330,9 @@ function workerChart(run, group, worker) {
   };
   const sizes = data().slice(1, 3).flat().filter((v) => v !== null && v !== 0).map(Math.abs).sort((a, b) => a - b);
   const typical = sizes[sizes.length >> 1] ?? 1;
-  const isWide = sizes.length > 0 && sizes.at(-1) > 100 * typical;  // a score of -10^9 would press all the others flat
+  const isWide = sizes.length > 0 && sizes.at(-1) > 100 * typical;  // a score of -10^9 would flatten all the others
   return new Chart("worker-chart", group, data, {
-    title: `Scores of worker ${worker} by step, beside the median and the best of all workers`,
+    title: `Scores of worker ${worker} by step, with the median and the best of all workers`,
     height: 240,
     scales: { y: isWide ? { distr: 4, asinh: typical } : {} },
     axes: [{}, { size: 72, values: (_, at) => at.map((v) => (v === null ? "" : figure(v, 3))) }],
@@ -341,7 +341,7 @@ function workerChart(run, group, worker) {
   });
 }
 
-// Ticks at the foot: where the worker was dropped, and above them where its reply was of no use.
+// Ticks at the bottom: where the worker was dropped; above them: where its reply was unusable.
 function drawRug(plot, run, worker) {
   const { ctx, bbox } = plot;
   const ratio = uPlot.pxRatio;

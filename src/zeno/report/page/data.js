@@ -1,5 +1,5 @@
 "use strict";
-// The packed runs, unpacked: see pack.py. Cells are [columns, workers]; a column is a bin of `bin` steps, mostly of one.
+// Unpacks runs, see pack.py. Cells are [columns, workers]; a column is a bin of `bin` steps, usually one.
 
 const KEPT = 1, DROPPED = 2, ERROR = 4, UNJUDGED = 8, NOT_ASKED = 16, FAULTY = 32, LATE = 64;
 const KINDS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f4: Float32Array };
@@ -23,7 +23,7 @@ function fromPlanes(planes) {
   return new Float32Array(bits.buffer);
 }
 
-// The named arrays of an object, unpacked; those that are objects of arrays too.
+// Unpacks the arrays of an object, also nested ones.
 async function unpackAll(packed) {
   const unpacked = await Promise.all(Object.entries(packed).map(async ([name, value]) => {
     return [name, value.kind === undefined ? await unpackAll(value) : await unpack(value)];
@@ -56,7 +56,7 @@ class Run {
     this.texts = [];
   }
 
-  // Takes in a chunk: the columns from its first step on replace those that were there.
+  // Adds a chunk: its columns replace existing ones from its first step on.
   async take(chunk) {
     const { rank, state, score, ranked, lr, samples, accuracy, loss, seconds, alive, errors, skipped } = chunk;
     const cells = { rank, state, score, ...(chunk.share && { share: chunk.share }) };
@@ -97,8 +97,8 @@ class Run {
     }
   }
 
-  // 0 to 249: how light a cell is, by its place among the scores and by whether it was kept; above: what is no place.
-  // `under` is the last such shade of a worker, for cells that nobody judged; NO_SHADE before the first.
+  // 0 to 249: how light a cell is, by its rank and by whether it was kept; 250 and above: special states.
+  // `under` is the last such shade of a worker, for cells that were not judged; NO_SHADE before the first.
   coded() {
     const { rank, state, share } = this.cells;
     const ranked = this.lines.ranked;
@@ -108,7 +108,7 @@ class Run {
       const lowest = Math.max(1, ranked[c] - 1);
       for (let w = 0; w < this.workers; w++, i++) {
         const s = state[i];
-        const place = rank[i] ? 1 - (rank[i] - 1) / lowest : ranked[c] ? 0 : 0.5;  // no score among scores: the last place
+        const place = rank[i] ? 1 - (rank[i] - 1) / lowest : ranked[c] ? 0 : 0.5;  // a missing score counts as the last place
         const isPlaced = ranked[c] > 0 && !(s & (ERROR | NOT_ASKED | UNJUDGED));
         if (s & (KEPT | DROPPED) || rank[i] || isPlaced) {
           const dropped = share ? share[i] / 255 : s & DROPPED ? 1 : 0;
@@ -127,7 +127,7 @@ class Run {
     return Math.max(0, Math.min(this.columns - 1, Math.floor(step / this.bin)));
   }
 
-  // What stands at the middle of a column on the axis of steps.
+  // The middle of a column on the axis of steps.
   middle(column) {
     return column * this.bin + (Math.min(this.bin, this.steps - column * this.bin) - 1) / 2;
   }
@@ -153,7 +153,7 @@ class Run {
     return this.typical;
   }
 
-  // [text, steps] of what was wrong with a worker's replies, the most frequent first.
+  // [text, steps] for the errors in a worker's replies, the most frequent first.
   errorsOf(worker) {
     const { step, worker: by, text } = this.errors;
     return grouped(step.filter((_, i) => by[i] === worker), text.filter((_, i) => by[i] === worker), this.texts);

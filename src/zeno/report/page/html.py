@@ -1,4 +1,4 @@
-"""One HTML file that holds all it needs: it asks no network for anything, and runs no script but its own."""
+"""The page as one HTML file: it makes no network requests, and runs only its own script."""
 
 import base64
 import functools
@@ -6,60 +6,44 @@ import hashlib
 import json
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any
 
-from zeno.records.ledger import ledger_of
-from zeno.report.page.folders import Seen
-from zeno.report.page.pack import CELLS, Json, bin_of, figures, pack
+from zeno.report.page.pack import CELLS, Json, bin_of, packed_run
+from zeno.report.run_view import RunView
 
 STYLES = ("uplot/uPlot.min.css", "page.css")
 SCRIPTS = ("uplot/uPlot.iife.min.js", "data.js", "words.js", "charts.js", "map.js", "tables.js", "page.js")
+ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}  # so that JSON cannot end its element
 
 
-def build(runs: Sequence[Seen]) -> str:
+def build(runs: Sequence[RunView]) -> str:
     """The page of these runs."""
-    return page([packed_run(run, CELLS // max(1, len(runs))) for run in runs])
-
-
-def packed_run(run: Seen, cells: int = CELLS) -> Json:
-    """A whole run as the page takes it."""
-    return {
-        **about(run),
-        **pack(run.records, run.workers, bin_of(len(run.records), run.workers, cells)),
-        **figures(run.records, ledger_of(run.records, run.workers)),
-    }
-
-
-def about(run: Seen) -> Json:
-    return {"name": run.name, "settings": run.settings, "planned": run.planned, "notes": run.notes}
+    cells = CELLS // max(1, len(runs))
+    return page([packed_run(run, bin_of(len(run.records), run.workers, cells)) for run in runs])
 
 
 def page(runs: Sequence[Json], every: float | None = None) -> str:
-    """The page; it asks for what is new `every` so many seconds, if it is served."""
-    style = "\n".join(map(_asset, STYLES))
-    script = "\n".join(map(_asset, SCRIPTS))
+    """The page of packed runs; a page that is served requests new steps `every` so many seconds."""
+    data = json.dumps({"runs": list(runs), "every": every}, allow_nan=False, separators=(",", ":"))
     parts = {
         "CSP": policy(live=every is not None),
-        "STYLE": style,
-        "SCRIPT": script,
-        "DATA": escaped({"runs": list(runs), "every": every}),
+        "STYLE": _assets(*STYLES),
+        "SCRIPT": _assets(*SCRIPTS),
+        "DATA": data.translate(ESCAPES),
     }
-    html = _asset("page.html")
-    for name, text in parts.items():  # each name once in the file, before what the last of them brings in
-        before, after = html.split(f"{{{{{name}}}}}", 1)
-        html = before + text + after
+    html = _assets("page.html")
+    for name, text in parts.items():
+        html = html.replace(f"{{{{{name}}}}}", text, 1)  # once: the data may contain such a name as well
     return html
 
 
 @functools.cache
 def policy(live: bool) -> str:
-    """The content security policy: scripts and styles by their hash, and connections to nobody but the live view."""
-    whom = "'self'" if live else "'none'"
-    style, script = "\n".join(map(_asset, STYLES)), "\n".join(map(_asset, SCRIPTS))
+    """The content security policy: scripts and styles by their hash, connections only to the live view."""
+    allowed = "'self'" if live else "'none'"
     return (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data: blob:; "
-        f"connect-src {whom}; base-uri 'none'; form-action 'none'; "
-        "require-trusted-types-for 'script'; trusted-types 'none'"  # nor does any text become markup
+        f"default-src 'none'; script-src '{_hash(_assets(*SCRIPTS))}'; style-src '{_hash(_assets(*STYLES))}'; "
+        f"img-src data: blob:; connect-src {allowed}; base-uri 'none'; "
+        "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"  # text never becomes markup
     )
 
 
@@ -68,13 +52,7 @@ def _hash(text: str) -> str:
 
 
 @functools.cache
-def _asset(name: str) -> str:
-    return files("zeno.page").joinpath(name).read_text(encoding="utf-8").replace("\r\n", "\n")
-
-
-ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
-
-
-def escaped(value: Any) -> str:
-    """JSON that cannot end the element it stands in."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).translate(ESCAPES)
+def _assets(*names: str) -> str:
+    """The content of some files of the page, joined."""
+    texts = [files("zeno.report.page").joinpath(name).read_text(encoding="utf-8") for name in names]
+    return "\n".join(texts).replace("\r\n", "\n")

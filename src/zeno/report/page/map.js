@@ -1,4 +1,4 @@
-// The map of workers and steps: how light a cell is says how well the worker did among the others of that step.
+// The map of workers and steps: the lighter a cell, the higher the worker's score ranked at that step.
 
 const STOPS = [[0, 8, 22, 58], [55, 28, 52, 104], [110, 62, 88, 136], [150, 190, 174, 128], [200, 232, 212, 142], [249, 253, 243, 201]];
 const ERROR_COLOUR = [122, 20, 62];
@@ -33,7 +33,7 @@ class WorkerMap {
     this.at = { step: 0, row: 0 };
     this.picked = null;
     this.chart = new Chart("map", group, () => this.data(), {
-      title: "Map of workers and steps. The table of the workers below holds the same in numbers.",
+      title: "Map of workers and steps. The table of the workers below has the numbers.",
       height: () => this.height(),
       padding: [8, 14, 0, LEFT],
       scales: { y: { dir: -1, range: () => [-0.5, this.order.length - 0.5] } },
@@ -86,7 +86,7 @@ class WorkerMap {
     this.tell(false);
   }
 
-  // Another chart has the cursor: the map follows with the row that it was at.
+  // The cursor is on another chart: the map follows, in its current row.
   pointAt(step) {
     const { plot } = this.chart;
     const left = step === null ? -10 : plot.valToPos(step, "x");
@@ -119,7 +119,7 @@ class WorkerMap {
     this.cell.hidden = true;
   }
 
-  // A frame around the cell that is told of.
+  // Frames the cell that is described.
   mark() {
     const { plot } = this.chart;
     const { run, at } = this;
@@ -175,7 +175,7 @@ class WorkerMap {
         for (let r = 0, base = c * run.workers; r < rows; r++) {
           const value = code[base + order[r]], below = under[base + order[r]], i = 3 * value;
           const isJudged = (value !== CODE_UNJUDGED && value !== CODE_NOT_ASKED) || below === NO_SHADE;
-          const j = isJudged ? i : 3 * below;  // who was not judged shows what it was before, through a veil
+          const j = isJudged ? i : 3 * below;  // a worker that was not judged keeps its last shade, dimmed
           sums[3 * r] += (table[i] + 2 * table[j]) / 3;
           sums[3 * r + 1] += (table[i + 1] + 2 * table[j + 1]) / 3;
           sums[3 * r + 2] += (table[i + 2] + 2 * table[j + 2]) / 3;
@@ -196,7 +196,7 @@ class WorkerMap {
     return image;
   }
 
-  // Where cells are large enough: a cross for dropped, ! for no usable reply, ? for one that was not looked at.
+  // If cells are large enough: a cross for dropped, ! for no usable reply, ? for not judged.
   drawMarks(plot) {
     const { ctx, bbox } = plot;
     const { run, order } = this;
@@ -224,7 +224,7 @@ class WorkerMap {
     }
   }
 
-  // Beside each row: its number, a triangle for a suspect, F for one that is known to be faulty.
+  // Beside each row: its number, a triangle for a suspect, F for an injected fault.
   drawLabels(plot) {
     const { ctx, bbox } = plot;
     const { order, run } = this;
@@ -261,7 +261,7 @@ class WorkerMap {
     } else ctx.fillRect(x - 6 * ratio, y - tall / 2, 3 * ratio, Math.max(1, tall));
   }
 
-  // Which rows have room for their number: all, or the suspects first and then some at even distances.
+  // The rows with room for their number: all, or the suspects first and then some at even distances.
   labelled(rows, tall) {
     const found = new Set();
     const apart = Math.ceil(12 / tall);
@@ -292,7 +292,7 @@ function triangle(ctx, x, y, arm, colour) {
   ctx.fill();
 }
 
-// What is known of a worker at a step, in words.
+// A worker at a step, in words.
 function describe(run, worker, step) {
   const column = run.column(step);
   const i = column * run.workers + worker;
@@ -304,29 +304,29 @@ function describe(run, worker, step) {
   const isScored = !Number.isNaN(score);
   if (run.lines.ranked[column] && !isScored && !(state & (ERROR | NOT_ASKED | UNJUDGED))) parts.push("no score");
   if (isScored) parts.push(`${run.bin === 1 ? "" : "mean "}score ${figure(score)}`);
-  if (rank) parts.push(`${run.bin === 1 ? "" : "mean "}place ${rank} of ${run.lines.ranked[column]}`);
-  if (state & LATE) parts.push("a late reply to an earlier step came");
-  const known = run.ledger.rows[worker].faulty === null ? "" : state & FAULTY ? " Known to be faulty here." : " Not faulty here.";
+  if (rank) parts.push(`${run.bin === 1 ? "" : "mean "}rank ${rank} of ${run.lines.ranked[column]}`);
+  if (state & LATE) parts.push("a late reply to an earlier step arrived");
+  const known = run.ledger.rows[worker].faulty === null ? "" : state & FAULTY ? " Made faulty at this step." : " Not made faulty at this step.";
   return `Worker ${worker}, ${where}: ${parts.join(", ")}.${known}`;
 }
 
 function stateAt(run, worker, step, state) {
   if (state & ERROR) return `no usable reply (${run.errorAt(worker, step)})`;
   if (state & NOT_ASKED) return "not asked (quarantined)";
-  if (state & UNJUDGED) return "came, and the rule did not look at it";
+  if (state & UNJUDGED) return "received, but not judged by the rule";
   if (state & KEPT) return "kept";
   if (state & DROPPED) return "dropped";
   const i = run.skipped.step.indexOf(step);
-  return i >= 0 ? `no update at this step (${run.texts[run.skipped.text[i]]})` : "nobody was kept at this step";
+  return i >= 0 ? `no update at this step (${run.texts[run.skipped.text[i]]})` : "no worker was kept at this step";
 }
 
 function stateOver(run, i, state) {
   const parts = [];
-  if (state & (KEPT | DROPPED)) parts.push(`dropped at ${percent(run.cells.share[i] / 255, 0)}`);
-  if (state & ERROR) parts.push("some replies of no use");
-  if (state & NOT_ASKED) parts.push("not asked at some");
-  if (state & UNJUDGED) parts.push("not looked at at some");
-  return parts.join(", ") || "nobody was kept";
+  if (state & (KEPT | DROPPED)) parts.push(`dropped at ${percent(run.cells.share[i] / 255, 0)} of steps`);
+  if (state & ERROR) parts.push("some replies unusable");
+  if (state & NOT_ASKED) parts.push("not asked at some steps");
+  if (state & UNJUDGED) parts.push("not judged at some steps");
+  return parts.join(", ") || "no worker was kept";
 }
 
 function mapLegend(run) {
@@ -354,12 +354,12 @@ function mapLegend(run) {
   const sign = (mark, text) => make("span", {}, make("strong", { "aria-hidden": "true" }, mark), text);
   const seen = run.cells.state.reduce((all, state) => all | state, 0);
   const kept = run.ranks ? [150, 200, 249] : [199], dropped = run.ranks ? [0, 55, 110] : [55];
-  const parts = [chip(kept.map(palette), run.ranks ? "kept, the lighter the better its score" : "kept")];
-  if (seen & DROPPED) parts.push(chip(dropped.map(palette), run.ranks ? "dropped, the darker the worse" : "dropped", "\u00d7"));
+  const parts = [chip(kept.map(palette), run.ranks ? "kept; lighter: higher score" : "kept")];
+  if (seen & DROPPED) parts.push(chip(dropped.map(palette), run.ranks ? "dropped; darker: lower score" : "dropped", "\u00d7"));
   if (seen & ERROR) parts.push(chip([ERROR_COLOUR], "no usable reply", "!"));
-  if (seen & NOT_ASKED) parts.push(chip([NOT_ASKED_COLOUR], "not asked (quarantined): hatched", "/"));
-  if (seen & UNJUDGED) parts.push(chip([UNJUDGED_COLOUR], "not looked at: a veil over its last shade", "?"));
+  if (seen & NOT_ASKED) parts.push(chip([NOT_ASKED_COLOUR], "not asked (quarantined), hatched", "/"));
+  if (seen & UNJUDGED) parts.push(chip([UNJUDGED_COLOUR], "not judged: its last shade, dimmed", "?"));
   if (run.suspects.length) parts.push(sign("\u25b6", "suspect"));
-  if (run.ledger.rows.some(isFaulty)) parts.push(sign("F", `made faulty in this simulation${run.workers > 40 ? " (a bar where rows are low)" : ""}`));
+  if (run.ledger.rows.some(isFaulty)) parts.push(sign("F", `made faulty in this simulation${run.workers > 40 ? " (a bar if rows are narrow)" : ""}`));
   return parts;
 }

@@ -1,4 +1,4 @@
-// Puts the parts together: which run is shown, which worker is picked, and what is new of runs that go on.
+// Connects the parts: the run shown, the worker picked, and updates of runs that go on.
 
 const page = { runs: [], run: null, group: null, map: null, picked: null, workerChart: null, compareGroup: null, every: null };
 
@@ -12,7 +12,7 @@ function tiles(run) {
     ["suspects", String(run.suspects.length), `of ${run.workers}`],
     ["workers alive", "alive" in alive && !Number.isNaN(alive.alive) ? String(alive.alive) : "-", `of ${run.workers}`],
     ["skipped steps", whole(summary.skipped), ""],
-    ["a step", seconds(summary.seconds_per_step), ""],
+    ["per step", seconds(summary.seconds_per_step), ""],
   ];
 }
 
@@ -26,7 +26,7 @@ function showTiles(run) {
   }));
 }
 
-const POINT = "Point at the map, or move over it with the arrow keys.";
+const POINT = "Point at the map, or move with the arrow keys.";
 
 function showWords(run) {
   byId("run-title").textContent = run.name;
@@ -51,15 +51,15 @@ function showWords(run) {
 function mapWords(run) {
   const parts = [];
   if (!run.steps) return "";
-  if (!run.ranks) parts.push("This rule gives no scores: the map shows who was kept, and whose reply was of no use.");
-  else parts.push("A faulty worker stands out as a dark row. Where nobody was kept (a rule that warms up, or a step without update), a cell is as light as its score alone.");
-  if (run.bin > 1) parts.push(`The run is long: a column stands for ${run.bin} steps, with the mean place and the share of steps dropped.`);
+  if (!run.ranks) parts.push("This rule gives no scores: the map shows which workers were kept, and which replies were unusable.");
+  else parts.push("A faulty worker stands out as a dark row. At steps where no worker was kept (a rule that warms up, or a step without an update), the shade shows the score only.");
+  if (run.bin > 1) parts.push(`The run is long: a column stands for ${run.bin} steps, and shows the mean rank and the share of steps dropped.`);
   return parts.join(" ");
 }
 
 function ledgerWords(run) {
   const { error_rate: rate, threshold } = run.ledger;
-  return `Evidence is what 1 has become in a bet that the worker is worse than the trusted ones. Against a worker as good as they are it reaches N with a chance of at most 1 in N, so ${odds(threshold)} makes a suspect (the bar is full there; its scale is logarithmic). Of runs without faults whose workers have the same kind of data, at most ${figure(100 * rate, 2)} % ever name anybody.`;
+  return `Evidence: the value of a one-unit bet that this worker is worse than the trusted ones. For a good worker it ever reaches N with a probability of at most 1 / N. ${odds(threshold)} makes a worker suspect (there the bar is full; its scale is logarithmic). Among runs without faults whose workers have similar data, at most ${figure(100 * rate, 2)} % ever have a suspect.`;
 }
 
 function showLossWords(run) {
@@ -78,7 +78,7 @@ function showTime(run) {
   byId("alive-legend").replaceChildren(...Object.keys(run.alive).map((name, k) => make("span", {}, swatch(k), name)));
   const all = totals(run), frame = 1.1 * usual(run);
   const above = all.filter((value) => value > frame).length;
-  byId("time-words").textContent = above ? `${counted(above, run.bin > 1 ? "column" : "step")} took longer than the frame shows, the longest ${seconds(all.reduce((a, b) => Math.max(a, b), 0))}.` : "";
+  byId("time-words").textContent = above ? `${counted(above, run.bin > 1 ? "column" : "step")} took longer than the chart shows, the longest ${seconds(all.reduce((a, b) => Math.max(a, b), 0))}.` : "";
   page.phaseTable.fill(phasesOf(run));
 }
 
@@ -95,7 +95,7 @@ function arrange() {
   if (!page.map) return;
   const order = rowsInOrder(page.run);
   byId("map").classList.toggle("empty", !order.length);
-  if (!order.length) byId("readout").textContent = "No worker is suspect: there is nothing to show. Choose all workers.";
+  if (!order.length) byId("readout").textContent = "No worker is suspect, so the map is empty. Choose all workers.";
   else if (page.map.isEmpty) byId("readout").textContent = POINT;
   page.map.isEmpty = !order.length;
   page.map.arrange(order);
@@ -132,12 +132,12 @@ function showWorker() {
 function fillWorker() {
   const { run, picked } = page;
   const row = run.ledger.rows[picked];
-  const verdict = row.verdict === "suspect" ? `Suspect since step ${whole(row.since)}.` : row.verdict === "mended" ? `Was suspect, and is as good as the others since step ${whole(row.since)}.` : "There is not enough against it.";
+  const verdict = row.verdict === "suspect" ? `Suspect since step ${whole(row.since)}.` : row.verdict === "mended" ? `Was suspect, and has been as good as the others since step ${whole(row.since)}.` : "Not suspect: there is too little evidence.";
   const known = row.faulty === null ? "" : row.faulty > 0 ? " It was made faulty in this simulation." : " It was not made faulty in this simulation.";
-  byId("worker-words").textContent = `${verdict} Evidence ${odds(row.evidence)}, dropped at ${percent(row.dropped)} of the steps that it was judged at.${known}`;
+  byId("worker-words").textContent = `${verdict} Evidence ${odds(row.evidence)}, dropped at ${percent(row.dropped)} of the steps at which it was judged.${known}`;
   byId("worker-legend").replaceChildren(
-    make("span", {}, swatchOf("--s1", []), "its score"), make("span", {}, swatchOf("--s3", DASHES[1]), "median of all"),
-    make("span", {}, swatchOf("--s2", DASHES[2]), "best of all"), make("span", {}, make("b", {}, "ticks at the foot: dropped; above them: no usable reply")));
+    make("span", {}, swatchOf("--s1", []), "its score"), make("span", {}, swatchOf("--s3", DASHES[1]), "median of all workers"),
+    make("span", {}, swatchOf("--s2", DASHES[2]), "best of all workers"), make("span", {}, make("b", {}, "ticks at the bottom: dropped; above them: no usable reply")));
   const found = run.errorsOf(picked);
   byId("worker-errors").replaceChildren(found.length ? make("ul", { className: "texts" }, ...textItems(found)) : make("p", { className: "small" }, "All its replies were usable, or it was not asked."));
 }
@@ -149,7 +149,7 @@ function swatchOf(colour, dash) {
   return svg;
 }
 
-// What the charts are made for; other data need other charts.
+// The charts depend on this; when it changes, they are made again.
 function shape(run) {
   return JSON.stringify([run.columns > 0, run.workers, run.ranks, Object.keys(run.seconds), Object.keys(run.alive)]);
 }
@@ -161,7 +161,7 @@ function reopen(run) {
   page.group.apply();
 }
 
-// Shows a run from the beginning.
+// Opens a run.
 function open(run) {
   page.group?.destroy();
   Object.assign(page, { run, picked: null, workerChart: null, map: null, shape: shape(run) });
@@ -191,7 +191,7 @@ function draw(run) {
   arrange();
 }
 
-// The run that is shown has more steps.
+// Updates the page when the run shown has new steps.
 function refresh(run) {
   showTiles(run);
   showWords(run);
@@ -258,7 +258,7 @@ function bindControls() {
   byId("map").addEventListener("focus", () => { if (page.map?.order.length && byId("map").matches(":focus-visible")) page.map.move(0, 0); });
 }
 
-// Light, dark, or as the system has it; kept for the next page where the browser lets a file keep anything.
+// Light, dark, or as the system; remembered if the browser allows storage for files.
 function bindTheme() {
   const themes = ["automatic", "light", "dark"];
   const apply = (theme) => {
@@ -268,7 +268,7 @@ function bindTheme() {
     recolour();
   };
   let theme = "automatic";
-  try { theme = localStorage.getItem("zeno-theme") ?? theme; } catch { /* a file may have no storage */ }
+  try { theme = localStorage.getItem("zeno-theme") ?? theme; } catch { /* files may have no storage */ }
   apply(themes.includes(theme) ? theme : "automatic");
   byId("theme").addEventListener("click", () => {
     theme = themes[(themes.indexOf(theme) + 1) % themes.length];
@@ -281,7 +281,7 @@ function bindTheme() {
   addEventListener("afterprint", () => onPaper(false));
 }
 
-// The layout of the paper is not there yet when the charts have to be ready for it.
+// Charts have to be resized before the browser applies the print layout.
 function onPaper(isPrinted) {
   document.documentElement.classList.toggle("paper", isPrinted);
   recolour();
@@ -304,7 +304,7 @@ async function ask(run) {
   const query = run ? new URLSearchParams({ run: run.name, generation: run.generation, step: run.steps }) : "";
   try {
     const answer = await fetch(`/since?${query}`, { cache: "no-store" });
-    if (!answer.ok) throw new Error(`the server said ${answer.status}`);
+    if (!answer.ok) throw new Error(`the server returned ${answer.status}`);
     return await answer.json();
   } catch (error) {
     throw new Gone(error.message);
@@ -313,7 +313,7 @@ async function ask(run) {
 
 class Gone extends Error {}
 
-// Takes in what is new of a run; a run of another generation is taken from its first step.
+// Loads new steps of a run; a run of another generation is reloaded from its first step.
 async function follow(name, is) {
   let run = page.runs.find((one) => one.name === name);
   if (run && run.generation === is.generation && run.steps === is.steps) return false;
@@ -341,7 +341,7 @@ async function poll() {
   if (changed) showComparison();
   const going = runs.filter((is) => !is.over).length;
   if (runs.length && !going) say("over", runs.length > 1 ? "all runs have ended" : "the run has ended");
-  else say("live", runs.length > 1 ? `live, ${going} of ${runs.length} runs go on` : "live");
+  else say("live", runs.length > 1 ? `live, ${going} of ${runs.length} runs in progress` : "live");
 }
 
 async function watch() {
@@ -352,19 +352,19 @@ async function watch() {
       failures = 0;
     } catch (error) {
       if (!(error instanceof Gone)) {
-        say("gone", "this page could not go on: load it again");
+        say("gone", "this page stopped after an error: reload it");
         throw error;
       }
       if (byId("status").dataset.state === "over") return;
       failures++;
-      say("gone", "the server is gone: this is what was there last");
+      say("gone", "the server is gone: showing the last known state");
     }
     const pause = page.every * Math.min(10, 2 ** failures) * (document.hidden ? 5 : 1);
     await new Promise((done) => { setTimeout(done, 1000 * pause); });
   }
 }
 
-// The one to show first: of those whose rule ranks, if any, the most accurate.
+// The run to show first: the most accurate one, preferably of a rule that ranks.
 function best(runs) {
   const worth = (run) => Number(run.ranks) + (run.summary.accuracy ?? -1) / 2;
   return runs.reduce((found, run) => (worth(run) > worth(found) ? run : found));
@@ -392,7 +392,7 @@ async function begin() {
   if (page.runs.length) open(best(page.runs));
   showComparison();
   if (page.every !== null) {
-    byId("promise").textContent = "This page is served from this computer, to this computer only.";
+    byId("promise").textContent = "This page is served by this computer, to this computer only.";
     watch();
   }
 }

@@ -1,7 +1,7 @@
 // Tables that can be sorted by their headings.
 
 class Table {
-  // `columns`: title, value(row) to sort by, cell(row) to show (text or an element), and whether it is text.
+  // `columns`: title, value(row) to sort by, cell(row) to show (text or an element), and isText.
   constructor(id, columns, { head = 0, onPick = null, picked = () => false, style = () => "", sort = null } = {}) {
     this.element = byId(id);
     Object.assign(this, { columns, head, onPick, picked, style });
@@ -56,7 +56,7 @@ class Table {
   }
 }
 
-// What is not there comes last, whichever way.
+// Missing values come last in either order.
 function compare(a, b, isDown) {
   const isNone = (value) => value === null || value === undefined || Number.isNaN(value);
   if (isNone(a) || isNone(b)) return Number(isNone(a)) - Number(isNone(b));
@@ -117,7 +117,7 @@ function compareTable(options) {
     { title: "Loss", value: of("train_loss"), cell: lossText },
     { title: "Faulty kept", value: of("faulty_kept"), cell: (run) => percent(run.summary.faulty_kept) },
     { title: "Faulty of kept", value: of("faulty_among_kept"), cell: (run) => percent(run.summary.faulty_among_kept) },
-    { title: "A step", value: of("seconds_per_step"), cell: (run) => seconds(run.summary.seconds_per_step) },
+    { title: "Per step", value: of("seconds_per_step"), cell: (run) => seconds(run.summary.seconds_per_step) },
     { title: "Suspects", value: (run) => run.suspects.length, cell: (run) => (run.suspects.length ? `${run.suspects.length}: ${listed(run.suspects, 6)}` : "none"), isText: true, isDown: true },
   ], options);
 }
@@ -125,9 +125,9 @@ function compareTable(options) {
 function phaseTable() {
   return new Table("phases", [
     { title: "Phase", value: (phase) => phase.name, cell: (phase) => make("span", {}, swatch(phase.k, true), ` ${phase.name}`), isText: true },
-    { title: "A step", value: (phase) => phase.mean, cell: (phase) => seconds(phase.mean), isDown: true },
+    { title: "Per step", value: (phase) => phase.mean, cell: (phase) => seconds(phase.mean), isDown: true },
     { title: "Share", value: (phase) => phase.share, cell: (phase) => percent(phase.share), isDown: true },
-    { title: "In all", value: (phase) => phase.sum, cell: (phase) => seconds(phase.sum), isDown: true },
+    { title: "Total", value: (phase) => phase.sum, cell: (phase) => seconds(phase.sum), isDown: true },
   ], { sort: { column: 1, isDown: true } });
 }
 

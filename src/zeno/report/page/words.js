@@ -16,7 +16,7 @@ function show(id, isShown) {
   byId(id).hidden = !isShown;
 }
 
-// A number with so many digits that count.
+// A number with so many significant digits.
 function figure(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "-";
   if (!Number.isFinite(value)) return "not finite";
@@ -33,9 +33,9 @@ function scientific(value, digits) {
   return `${front} \u00d7 10${raised}`;
 }
 
-// Evidence of size e: how much more likely what was seen is of a faulty worker.
+// Evidence as text.
 function odds(evidence) {
-  if (evidence >= 1e299) return "beyond counting";
+  if (evidence >= 1e299) return "above 10\u00b2\u2079\u2079";
   if (evidence < 0.01) return "below 0.01";
   return evidence >= 1e5 ? scientific(evidence, 2) : evidence >= 1000 ? whole(evidence) : figure(evidence, 3);
 }

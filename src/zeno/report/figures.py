@@ -1,0 +1,129 @@
+"""Figures of runs, as PNG files."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zeno.report.run_view import RunView
+from zeno.report.worker_map import LEGEND, WorkerMap
+
+LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))  # so that colour is not the only difference
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # distinct for the colour-blind too
+STYLES = {  # colour and line of the curves that most figures of the reproduction share
+    "mean without faults": ("0.25", ":"),
+    "mean": (COLOURS[0], "--"),
+    "median": (COLOURS[2], "-."),
+    "krum": (COLOURS[4], (0, (5, 1))),
+    "zeno": (COLOURS[1], "-"),
+    "zeno_auto": (COLOURS[3], (0, (3, 1, 1, 1))),
+}
+MOST_LABELS = 40  # workers on the axis of a map
+
+
+class Repeats(NamedTuple):
+    """The repeats of one curve; None where a value is not finite."""
+
+    label: str
+    accuracy: Sequence[Sequence[float | None]]  # [repeats][evaluations]
+    loss: Sequence[Sequence[float | None]]
+
+
+def new_figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure  # here, because it takes long to import
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def curves(runs: Sequence[RunView], path: Path, title: str = "") -> None:
+    """Test accuracy and train loss over the steps."""
+    figure = new_figure(11, 4.2)
+    accuracy, loss = figure.subplots(1, 2)
+    for k, run in enumerate(runs):
+        evaluated = [r for r in run.records if r.evaluated]
+        curve = Repeats(run.name, [[r.accuracy for r in evaluated]], [[r.train_loss for r in evaluated]])
+        _draw_curve((accuracy, loss), [r.step + 1 for r in evaluated], curve, f"C{k}", LINES[k % len(LINES)])
+    accuracy.set(xlabel="step", ylabel="test accuracy", ylim=(0, 1))
+    loss.set(xlabel="step", ylabel="train loss", yscale="log")
+    for axes in (accuracy, loss):
+        axes.grid(alpha=0.3)
+    accuracy.legend()
+    figure.suptitle(title)
+    figure.savefig(path, dpi=120)
+
+
+def draw_panels(panels: Mapping[str, Mapping[str, Repeats]], chance: float, title: str, path: Path) -> None:
+    """One row per panel: accuracy on the test set on the left, cross entropy on the training set on the right.
+
+    `chance` is the loss of guessing, drawn as a grey line. Losses above twice that are cut off: one curve that
+    diverges would flatten all others.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(12.5, 0.6 + 3.4 * len(panels))
+    rows = figure.subplots(len(panels), 2, squeeze=False)
+    for (accuracy, loss), (name, curves_of_panel) in zip(rows, panels.items(), strict=True):
+        for k, (curve, repeats) in enumerate(curves_of_panel.items()):
+            colour, line = STYLES.get(curve, (COLOURS[k % len(COLOURS)], LINES[k % len(LINES)]))
+            if repeats.accuracy:
+                _draw_curve((accuracy, loss), range(1, len(repeats.accuracy[0]) + 1), repeats, colour, line)
+        accuracy.set(title=f"{name}: top-1 accuracy on the test set", ylabel="accuracy", ylim=(0, None))
+        loss.set(title=f"{name}: cross entropy on the training set", ylabel="loss")
+        loss.axhline(chance, color="0.7", linewidth=1)
+        loss.set_ylim(0, min(loss.get_ylim()[1], 2 * chance))
+        for axes in (accuracy, loss):
+            axes.set_xlabel("epoch")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.grid(alpha=0.3)
+        if accuracy.lines:
+            loss.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=110)
+
+
+def _draw_curve(both: tuple[Any, Any], x: Sequence[int], curve: Repeats, colour: str, line: Any) -> None:
+    """Accuracy and loss: the mean over the repeats as a line, from the lowest to the highest as a band."""
+    for axes, repeats in zip(both, (curve.accuracy, curve.loss), strict=True):
+        values = np.array(repeats, dtype=float)  # None becomes NaN
+        axes.plot(x, values.mean(axis=0), color=colour, linestyle=line, linewidth=2, label=curve.label)
+        if len(repeats) > 1:
+            low, high = np.fmin.reduce(values), np.fmax.reduce(values)  # of the finite ones
+            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def worker_maps(runs: Sequence[RunView], path: Path, title: str = "") -> None:
+    """The worker map of each run whose rule ranks candidates, or of all runs if none does."""
+    begun = [run for run in runs if run.records and run.workers]
+    shown = [run for run in begun if any(r.scores is not None for r in run.records)] or begun
+    if not shown:
+        return
+    heights = [0.8 + 0.11 * min(MOST_LABELS, run.workers) for run in shown]
+    figure = new_figure(11, 1.2 + sum(heights))
+    all_axes = figure.subplots(len(shown), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
+    for axes, run in zip(all_axes, shown, strict=True):
+        _draw_worker_map(axes, run)
+    all_axes[-1].set_xlabel("step")
+    figure.suptitle(title)
+    figure.text(0.5, -0.01, fill(LEGEND, 150), ha="center", va="top", fontsize=7, color="0.35")
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def _draw_worker_map(axes: Any, run: RunView) -> None:
+    picture, suspects = WorkerMap(run.workers), run.ledger.suspects
+    for record in run.records:
+        picture.add(record)
+    extent = (-0.5, len(run.records) - 0.5, run.workers - 0.5, -0.5)
+    axes.imshow(picture.image(), extent=extent, aspect="auto", interpolation="none")
+    faulty = {row.worker for row in run.ledger.rows if row.faulty and row.faulty > 0.5}
+    labelled = range(0, run.workers, 1 if run.workers <= MOST_LABELS else run.workers // 20)
+    marks = [f"{'▶ ' if i in suspects else ''}{i}{' F' if i in faulty else ''}" for i in labelled]
+    axes.set_yticks([*labelled], marks, fontsize=6)
+    for label, i in zip(axes.get_yticklabels(), labelled, strict=True):
+        label.set(weight="bold" if i in suspects else "normal")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_ylabel("worker")
+    found = f"▶: {len(suspects)} suspect" if suspects else "no worker is suspect"
+    axes.set_title(f"{run.name}   ({found}{', F: made faulty' if faulty else ''})", fontsize=9, loc="left")

@@ -1,0 +1,105 @@
+"""The state of a run for Prometheus."""
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, cast
+
+from zeno.records.ledger import Ledger
+from zeno.records.record import Record
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+    from prometheus_client.registry import Collector
+
+HOST = "127.0.0.1"  # metrics are served to this machine only
+
+
+class Metrics(AbstractContextManager["Metrics"]):
+    """Serves the state of a run at http://127.0.0.1:port/metrics; port 0 takes a free one.
+
+    It is called with every record of a run, also with those before a resume, after the record was added to the ledger.
+    """
+
+    def __init__(self, port: int, ledger: Ledger) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError as error:
+            raise ValueError(
+                "A metrics port needs prometheus_client. Install it: pip install 'zeno-sgd[prometheus]'"
+            ) from error
+        self._ledger = ledger
+        self._skipped = 0
+        self._seconds: dict[str, float] = {}
+        self._dropped = Counter(dict.fromkeys(range(ledger.workers), 0))
+        self._last: Record | None = None
+        self._evaluated: Record | None = None  # the last evaluated one
+        self._lock = threading.Lock()  # a scrape comes from another thread
+        registry = CollectorRegistry()
+        registry.register(cast("Collector", self))  # which only calls `collect`
+        try:
+            self._server, self._thread = start_http_server(port, addr=HOST, registry=registry)
+        except (OSError, OverflowError) as error:
+            raise ValueError(
+                f"Metrics need a free port on {HOST}. Found port {port}: {error}. Name another one, or 0 for any."
+            ) from error
+        self.port: int = self._server.server_port
+
+    def __call__(self, record: Record) -> None:
+        with self._lock:
+            self._skipped += record.skipped is not None
+            for phase, seconds in record.seconds.items():
+                self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+            self._dropped.update(record.dropped)
+            self._last = record
+            self._evaluated = record if record.evaluated else self._evaluated
+
+    def collect(self) -> list["Metric"]:
+        """The current metrics, as Prometheus reads them."""
+        with self._lock:
+            return list(self._families())
+
+    def _families(self) -> Iterator["Metric"]:
+        last, evaluated, rows = self._last, self._evaluated, self._ledger.rows
+        errors = {(row.worker, kind): number for row in rows for kind, number in row.errors.items()}
+        yield _family("zeno_steps_total", "Steps made.", self._ledger.steps)
+        yield _family("zeno_skipped_steps_total", "Steps that made no update.", self._skipped)
+        yield _family("zeno_phase_seconds_total", "Seconds spent, by phase of a step.", self._seconds, "phase")
+        yield _family("zeno_drops_total", "Steps at which a worker was judged and not kept.", self._dropped, "worker")
+        yield _family("zeno_late_replies_total", "Replies after their step was over.", [row.late for row in rows])
+        yield _family("zeno_quarantined_steps_total", "Steps in quarantine.", [row.quarantined for row in rows])
+        yield _family("zeno_errors_total", "Steps without a usable reply, by kind.", errors, "worker", "kind")
+        yield _family("zeno_suspect", "1: suspect now. 0: not.", [row.verdict == "suspect" for row in rows])
+        yield _family("zeno_evidence", "Evidence against a worker, as an e-value.", [row.evidence for row in rows])
+        yield _family("zeno_evidence_threshold", "Evidence that makes a suspect.", self._ledger.threshold)
+        if last is not None:
+            yield _family("zeno_learning_rate", "Learning rate of the last step.", last.lr)
+            yield _family("zeno_kept_workers", "Candidates kept at the last step.", sum(last.kept or []))
+            yield _family("zeno_workers", "Workers alive, late or lost.", last.workers, "state")
+        if evaluated is not None:
+            loss = math.nan if evaluated.train_loss is None else evaluated.train_loss
+            yield _family("zeno_train_loss", "Train loss when last evaluated; NaN when not finite.", loss)
+            yield _family("zeno_evaluated_step", "Step of the last evaluation, from 0.", evaluated.step)
+            if evaluated.accuracy is not None:
+                yield _family("zeno_accuracy_ratio", "Test accuracy when last evaluated, 0 to 1.", evaluated.accuracy)
+
+    def __exit__(self, *exception: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _family(name: str, text: str, values: float | Sequence[float] | Mapping[Any, float], *labels: str) -> "Metric":
+    """A metric with one value, one per worker, or values by label (by a tuple if there are several labels)."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    if isinstance(values, Sequence):
+        values, labels = dict(enumerate(values)), ("worker",)
+    elif not isinstance(values, Mapping):
+        values = {(): values}
+    family = (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(name, text, labels=labels)
+    for key, value in values.items():
+        family.add_metric([str(label) for label in (key if isinstance(key, tuple) else (key,))], float(value))
+    return family
