@@ -1,9 +1,10 @@
-"""A run goes on from what is whole on the disk, whatever happened to the process and to the files."""
+"""A run continues from an intact checkpoint, whatever happened to the process and to the files."""
 
 import hashlib
-import json
+import io
 import logging
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -26,10 +27,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
+from zeno.records import files
 from zeno.training import checkpoint
 from zeno.training.checkpoint import newest, save
 
@@ -90,7 +91,7 @@ def two(tmp_path: Path) -> Path:
 
 
 def reason(folder: Path, caplog: pytest.LogCaptureFixture) -> str:
-    """Why step 2 was passed over; step 1 must be found."""
+    """Why step 2 was skipped; step 1 must be found."""
     caplog.clear()
     with caplog.at_level(logging.WARNING, "zeno"):
         found = newest(folder)
@@ -99,27 +100,24 @@ def reason(folder: Path, caplog: pytest.LogCaptureFixture) -> str:
     assert same(found[1], OLD)
     (record,) = caplog.records
     assert record.name == "zeno"
-    before, why = record.getMessage().split(" is passed over: ")
+    before, why = record.getMessage().split(" is skipped: ")
     assert before == f"The checkpoint of step 2 in {folder}"
     return why
 
 
+FILE = "step-00000002.pt"
+
+
+def sealed(content: bytes) -> bytes:
+    return content + hashlib.sha256(content).digest()
+
+
 def forge(folder: Path, **changes: Any) -> None:
-    """Writes the JSON file of step 2 anew, with right hashes, as one who means harm can."""
-    file = folder / "step-00000002.json"
-    content = json.loads(file.read_text()) | changes
-    del content["sha256"]
-    file.write_text(sealed(json.dumps(content)[:-1]))
-
-
-def sealed(text: str) -> str:
-    return f'{text},"sha256":"{hashlib.sha256(text.encode()).hexdigest()}"}}\n'
-
-
-def forge_tensors(folder: Path, raw: bytes) -> None:
-    name = "step-00000002.safetensors"
-    (folder / name).write_bytes(raw)
-    forge(folder, tensors={"file": name, "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()})
+    """Writes the checkpoint of step 2 anew, with the right hash, as an attacker can."""
+    content = torch.load(folder / FILE, weights_only=True) | changes
+    raw = io.BytesIO()
+    torch.save(content, raw)
+    (folder / FILE).write_bytes(sealed(raw.getvalue()))
 
 
 # What comes back
@@ -147,16 +145,7 @@ TREES = st.recursive(
 @given(st.dictionaries(st.text(max_size=5), TREES, max_size=4))
 @settings(max_examples=100, deadline=None)
 def test_a_tree_comes_back_as_it_was(state: dict[str, Any]) -> None:
-    nan = float("nan")  # there are many; all but those in tensors become this one
-    assert same(back(state), mapped(state, lambda leaf: nan if isinstance(leaf, float) and leaf != leaf else leaf))
-
-
-def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(tree, dict):
-        return {key: mapped(value, change) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(mapped(value, change) for value in tree)
-    return change(tree)
+    assert same(back(state), state)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +159,7 @@ def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
         -float("inf"),
         float("nan"),
         2**63,
-        -(10**5000),
+        -(2**1999),
         "\ud800",
     ],
     ids=lambda value: str(value)[:10] if isinstance(value, float) else type(value).__name__,
@@ -244,24 +233,17 @@ def test_subclasses_become_the_plain_type() -> None:
 def test_what_came_back_does_not_need_the_file(tmp_path: Path) -> None:
     save(tmp_path, 1, OLD)
     found = newest(tmp_path)
-    file = tmp_path / "step-00000001.safetensors"
-    with file.open("r+b") as open_file:
-        open_file.write(bytes(file.stat().st_size))
+    (tmp_path / "step-00000001.pt").write_bytes(b"")
     assert found is not None
     assert same(found[1], OLD)
 
 
-def test_the_tensor_file_is_one_that_others_read(tmp_path: Path) -> None:
+def test_a_checkpoint_is_a_file_that_torch_loads(tmp_path: Path) -> None:
     mixed = [torch.tensor([True]), torch.arange(3.0), torch.arange(5, dtype=torch.float64)]
     file = save(tmp_path, 250, {"mixed": mixed})
-    assert file == tmp_path / "step-00000250.json"
-    assert names(tmp_path) == ["step-00000250.json", "step-00000250.safetensors"]
-    assert same(list(dict(sorted(load_file(tmp_path / "step-00000250.safetensors").items())).values()), mixed)
-    raw = (tmp_path / "step-00000250.safetensors").read_bytes()
-    start = 8 + int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8:start])
-    assert all((start + header[str(i)]["data_offsets"][0]) % t.element_size() == 0 for i, t in enumerate(mixed))
-    assert json.loads(file.read_text())["step"] == 250
+    assert file == tmp_path / "step-00000250.pt"
+    assert names(tmp_path) == ["step-00000250.pt"]
+    assert same(torch.load(file, weights_only=True), {"form": 2, "step": 250, "state": {"mixed": mixed}})
 
 
 # Optimizers and schedulers
@@ -342,7 +324,7 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path, optimizer: str
     assert Run(optimizer, scheduler).steps(5) != expected, "the state makes a difference"
 
 
-# What is refused
+# What cannot be saved
 
 Pair = namedtuple("Pair", "first second")
 HOLDS_ITSELF: list[Any] = []
@@ -354,40 +336,40 @@ HOLDS_ITSELF.append(HOLDS_ITSELF)
     [
         (
             {"optimizer": {"param_groups": [{"foo": lambda: 1}]}},
-            r"Found function at optimizer\.param_groups\[0\]\.foo\.",
+            r"Found a function at state\['optimizer'\]\['param_groups'\]\[0\]\['foo'\]\.",
         ),
-        ({"a": {3: {"b.c": object()}}}, r"Found object at a\[3\]\['b\.c'\]\."),
-        ({"a": (1, {2})}, r"Found set at a\[1\]\."),
-        ({"a": b"raw"}, r"Found bytes at a\."),
-        ({"a": 1j}, r"Found complex at a\."),
-        ({"a": np.zeros(1)}, r"Found ndarray at a\."),
-        ({"a": np.longdouble(1)}, r"Found longdouble at a\."),
-        ({"a": np.datetime64(0, "s")}, r"Found datetime64 at a\."),
-        ({"a": Pair(1, 2)}, r"Found Pair at a\."),
-        ({"a": torch.Size([1])}, r"Found Size at a\."),
-        ({"a": {(1, 2): 3}}, r"the key \(1, 2\), which is neither text nor int, at a\."),
-        ({"a": {None: 3}}, r"the key None, which is neither text nor int, at a\."),
-        ({"a": {0.5: 3}}, r"the key 0\.5, which is neither text nor int, at a\."),
-        ({0.5: 3}, r"the key 0\.5, which is neither text nor int, at the top\."),
-        ({"a": torch.ones(2, device="meta")}, r"Found a tensor with torch\.float32, torch\.strided, on meta at a\."),
-        ({"a": torch.ones(2).to_sparse()}, r"torch\.sparse_coo, on cpu at a\."),
-        ({"a": torch.ones(2, dtype=torch.complex128)}, r"Found a tensor with torch\.complex128"),
-        ({"a": nn.UninitializedParameter()}, r"Found a tensor of the class UninitializedParameter at a\."),
-        ({"a": HOLDS_ITSELF}, r"at most 100 levels. Found more at a\[0\]\[0\]"),
+        ({"a": {3: {"b.c": object()}}}, r"Found a object at state\['a'\]\[3\]\['b\.c'\]\."),
+        ({"a": (1, {2})}, r"Found a set at state\['a'\]\[1\]\."),
+        ({"a": b"raw"}, r"Found a bytes at "),
+        ({"a": 1j}, r"Found a complex at "),
+        ({"a": -(10**5000)}, r"Found a int of 16610 bits at "),
+        ({"a": np.zeros(1)}, r"Found a ndarray at "),
+        ({"a": np.longdouble(1)}, r"Found a longdouble at "),
+        ({"a": np.datetime64(0, "s")}, r"Found a datetime at "),
+        ({"a": Pair(1, 2)}, r"Found a Pair at "),
+        ({"a": torch.Size([1])}, r"Found a Size at "),
+        ({"a": {(1, 2): 3}}, r"Found the key \(1, 2\) at state\['a'\]\."),
+        ({"a": {None: 3}}, r"Found the key None at state\['a'\]\."),
+        ({"a": {0.5: 3}}, r"Found the key 0\.5 at state\['a'\]\."),
+        ({0.5: 3}, r"Found the key 0\.5 at state\."),
+        ({"a": torch.ones(2, device="meta")}, r"Found a Tensor of torch\.float32, torch\.strided, on meta at "),
+        ({"a": torch.ones(2).to_sparse()}, r"torch\.sparse_coo, on cpu at "),
+        ({"a": torch.ones(2, dtype=torch.complex128)}, r"Found a Tensor of torch\.complex128"),
+        ({"a": nn.UninitializedParameter()}, r"Found a UninitializedParameter of "),
+        ({"a": HOLDS_ITSELF}, r"contains itself"),
     ],
 )
-def test_what_cannot_be_saved_is_refused_and_nothing_is_written(
+def test_what_cannot_be_saved_raises_and_nothing_is_written(
     tmp_path: Path, state: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message) as refused:
+    with pytest.raises(ValueError, match=message) as raised:
         save(tmp_path / "new", 1, state)
-    assert str(refused.value).startswith("A checkpoint holds ")
-    assert str(refused.value).endswith(" leave it out.") or str(refused.value).endswith(" Leave it out.")
+    assert str(raised.value).startswith("A checkpoint ")
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize(("step", "keep"), [(-1, 1), (0, 0)])
-def test_counts_that_make_no_sense_are_refused(tmp_path: Path, step: int, keep: int) -> None:
+def test_counts_that_make_no_sense_raise(tmp_path: Path, step: int, keep: int) -> None:
     with pytest.raises(ValueError, match=f"Found step {step} and keep {keep}"):
         save(tmp_path, step, {}, keep)
 
@@ -398,12 +380,11 @@ def test_counts_that_make_no_sense_are_refused(tmp_path: Path, step: int, keep: 
 def test_without_a_checkpoint_there_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert newest(tmp_path / "nowhere") is None
     assert newest(tmp_path) is None
-    (tmp_path / "step-00000007.safetensors").write_bytes(b"killed before the JSON file")
-    (tmp_path / "step-00000008.json.tmp").write_bytes(b"killed while it was written")
-    (tmp_path / "step-7.json").write_bytes(b"not ours")
-    (tmp_path / "step-000000007.json").write_bytes(b"not ours")
-    (tmp_path / "step-00000009.json").mkdir()
-    os.mkfifo(tmp_path / "step-00000010.json")
+    (tmp_path / ".step-00000008.pt.new").write_bytes(b"killed while it was written")
+    (tmp_path / "step-7.pt").write_bytes(b"not ours")
+    (tmp_path / "step-000000007.pt").write_bytes(b"not ours")
+    (tmp_path / "step-00000009.pt").mkdir()
+    os.mkfifo(tmp_path / "step-00000010.pt")
     assert newest(tmp_path) is None
     assert not caplog.records, "none of these is a checkpoint"
 
@@ -414,7 +395,7 @@ def test_the_newest_stay(tmp_path: Path, keep: int) -> None:
     for step in [0, 5, 99999999, 100000000, 100000001]:  # nine digits sort after eight
         saved.append(f"step-{step:08d}")
         save(tmp_path, step, {"step": step, "tensor": torch.tensor(step)}, keep)
-        assert names(tmp_path) == sorted(f"{s}.{end}" for s in saved[-keep:] for end in ("json", "safetensors"))
+        assert names(tmp_path) == sorted(f"{s}.pt" for s in saved[-keep:])
         found = newest(tmp_path)
         assert found is not None
         assert same(found, (step, {"step": step, "tensor": torch.tensor(step)}))
@@ -429,110 +410,84 @@ def test_what_was_saved_last_is_the_newest(two: Path, caplog: pytest.LogCaptureF
     found = newest(two)
     assert found is not None
     assert same(found, (2, OLD))
-    assert names(two) == ["step-00000002-again.safetensors", "step-00000002.json"]
+    assert names(two) == ["step-00000002.pt"]
 
 
 def test_a_step_can_be_saved_again_and_again(two: Path) -> None:
     before = names(two)
     states: list[dict[str, Any]] = [OLD, NEW, OLD, OLD]
-    for i, kept in enumerate(states):
+    for kept in states:
         save(two, 2, kept)
         found = newest(two)
         assert found is not None
         assert same(found, (2, kept))
-        assert len(names(two)) == 4
-        assert (names(two) == before) == (i % 2 == 1)
+        assert names(two) == before
 
 
 def test_a_damaged_one_can_be_saved_again(two: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("step-00000002.json", "step-00000002.safetensors", "step-00000002-again.safetensors"):
-        (two / name).write_bytes(b"rubbish")
+    (two / FILE).write_bytes(b"rubbish")
     save(two, 2, NEW)
     found = newest(two)
     assert found is not None
     assert same(found, (2, NEW))
     assert not caplog.records
-    assert len(names(two)) == 4
+    assert len(names(two)) == 2
 
 
-def test_leftovers_are_swept_and_nothing_else(two: Path) -> None:
-    leftovers = ["step-00000002.safetensors.tmp", "step-00000002.json.tmp", "step-00000003.safetensors"]
-    leftovers += ["step-00000002-again.safetensors", "step-00000003-again.safetensors.tmp"]
-    others = ["model.safetensors", "records.jsonl", "other.tmp", "step-3.safetensors", "step-00000003.txt"]
+def test_leftovers_are_removed_and_nothing_else(two: Path) -> None:
+    leftovers = [".step-00000002.pt.new", ".step-00000003.pt.new", "step-00000003.safetensors"]
+    others = ["model.safetensors", "records.jsonl", "other.pt.new", "step-3.pt", "step-00000003.txt"]
     for name in leftovers + others:
         (two / name).write_bytes(b"something")
     save(two, 4, NEW, keep=9)
-    kept = [f"step-0000000{step}.{end}" for step in (1, 2, 4) for end in ("json", "safetensors")]
-    assert names(two) == sorted(kept + others)
-
-
-def test_the_tensors_of_a_form_that_is_unknown_are_not_swept(two: Path) -> None:
-    forge(two, form=2)
-    save(two, 4, NEW, keep=9)
-    assert "step-00000002.safetensors" in names(two)
+    assert names(two) == sorted([f"step-0000000{step}.pt" for step in (1, 2, 4)] + others)
 
 
 # Damage
 
 
-@pytest.mark.parametrize("end", ["json", "safetensors"])
-def test_torn_files_are_passed_over(two: Path, caplog: pytest.LogCaptureFixture, end: str) -> None:
-    file = two / f"step-00000002.{end}"
-    raw = file.read_bytes()
+def test_torn_files_are_skipped(two: Path, caplog: pytest.LogCaptureFixture) -> None:
+    raw = (two / FILE).read_bytes()
     for length in range(len(raw)):
-        file.write_bytes(raw[:length])
-        why = reason(two, caplog)
-        cut_off = "step-00000002.json is cut off."
-        assert why == (cut_off if end == "json" else f"{file.name} has {length} bytes where {len(raw)} were written.")
-    file.write_bytes(raw + b"\n")
-    assert file.name in reason(two, caplog)
+        (two / FILE).write_bytes(raw[:length])
+        why = "was cut off or changed after it was written: its hash is wrong."
+        assert reason(two, caplog) == f"{FILE} {why}"
+    (two / FILE).write_bytes(raw + b"\n")
+    assert FILE in reason(two, caplog)
 
 
-@pytest.mark.parametrize("end", ["json", "safetensors"])
-def test_every_flipped_bit_is_found(two: Path, caplog: pytest.LogCaptureFixture, end: str) -> None:
-    file = two / f"step-00000002.{end}"
-    raw = bytearray(file.read_bytes())
+def test_every_flipped_bit_is_found(two: Path, caplog: pytest.LogCaptureFixture) -> None:
+    raw = bytearray((two / FILE).read_bytes())
     draw = random.Random(5)
-    seen = Counter[str]()
     for at in range(len(raw)):
         flipped = raw.copy()
         flipped[at] ^= 1 << draw.randrange(8)
-        file.write_bytes(flipped)
-        why = reason(two, caplog)
-        assert why.startswith(file.name)
-        kinds = ["is cut off", "is not JSON", "was changed after it was written: its hash is wrong"]
-        seen.update(kind for kind in kinds if kind in why)
-    assert seen.total() == len(raw)
-    assert len(seen) == (3 if end == "json" else 1)
-
-
-def test_a_flip_that_changes_no_value_is_found_as_well(tmp_path: Path) -> None:
-    file = save(tmp_path, 2, {"small": 1e-30, "accent": "é"})
-    raw = file.read_bytes()
-    for one, other in [(b"1e-30", b"1E-30"), (b"u00e9", b"u00E9")]:
-        assert one in raw
-        file.write_bytes(raw.replace(one, other))
-        assert newest(tmp_path) is None
-
-
-def test_a_missing_tensor_file_is_reported(two: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (two / "step-00000002.safetensors").unlink()
-    assert reason(two, caplog) == "step-00000002.safetensors is missing."
+        (two / FILE).write_bytes(flipped)
+        assert reason(two, caplog).endswith("its hash is wrong.")
 
 
 def test_a_form_of_the_future_is_reported(two: Path, caplog: pytest.LogCaptureFixture) -> None:
-    forge(two, form=2)
-    assert reason(two, caplog) == "it has form 2, and this version of zeno reads form 1. Use a newer zeno to read it."
+    forge(two, form=3)
+    assert reason(two, caplog) == f"{FILE} has form 3, and this version of zeno reads form 2."
+
+
+def test_a_checkpoint_of_an_older_version_is_reported(two: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (two / FILE).unlink()
+    (two / "step-00000002.json").write_text('{"form":1}')
+    (two / "step-00000002.safetensors").write_bytes(b"tensors")
+    assert reason(two, caplog) == "step-00000002.json has form 1, and this version of zeno reads form 2."
+    save(two, 3, NEW)
+    assert names(two) == ["step-00000001.pt", "step-00000003.pt"]
 
 
 def test_a_renamed_file_is_reported(two: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (two / "step-00000002.json").write_bytes((two / "step-00000001.json").read_bytes())
-    assert reason(two, caplog) == "step-00000002.json is of step 1: it was renamed."
+    (two / FILE).write_bytes((two / "step-00000001.pt").read_bytes())
+    assert reason(two, caplog) == f"{FILE} is of step 1: it was renamed."
 
 
 def test_when_none_is_whole_each_is_reported(two: Path, caplog: pytest.LogCaptureFixture) -> None:
     for step in (1, 2):
-        (two / f"step-0000000{step}.json").write_bytes(b"")
+        (two / f"step-0000000{step}.pt").write_bytes(b"")
     assert newest(two) is None
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert [message.split(" in ")[0] for message in caplog.messages] == [
@@ -542,94 +497,49 @@ def test_when_none_is_whole_each_is_reported(two: Path, caplog: pytest.LogCaptur
 
 
 def test_forged_files_are_read_as_what_they_are(two: Path) -> None:
-    forge(two, tree={"dict": [["a", 1]]})
-    assert newest(two) == (2, {"a": 1}), "so what follows is passed over for its content, not for its hash"
+    forge(two, state={"a": 1})
+    assert newest(two) == (2, {"a": 1}), "so the following files are skipped for their content, not for their hash"
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"tree": 5},
-        {"tree": []},
-        {"tree": {}},
-        {"tree": {"dict": [["a", 1]], "list": []}},
-        {"tree": {"pickle": "gASV"}},
-        {"tree": {"dict": 5}},
-        {"tree": {"dict": [[["a"], 1]]}},
-        {"tree": {"dict": [["a", {"tensor": "99"}]]}},
-        {"tree": {"dict": [["a", {"tensor": [0]}]]}},
-        {"tree": {"dict": [["a", {"float": "x"}]]}},
-        {"tree": {"dict": [["a", {"int": "0xx"}]]}},
-        {"tree": {"dict": [["a", {"int": 5}]]}},
-        {"tree": {"dict": [["a", {"tuple": None}]]}},
-        {"tree": None},
-        {"tensors": None},
-        {"tensors": {}},
-        {"tensors": {"file": 5, "bytes": 1, "sha256": "0"}},
-        {"form": None},
-        {"form": {}},
-        {"step": "2"},
-        {"step": None},
-    ],
-    ids=str,
+    "changes", [{"state": 5}, {"state": [1]}, {"state": None}, {"form": None}, {"form": {}}, {"step": "2"}], ids=str
 )
-def test_forged_json_is_passed_over(two: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]) -> None:
+def test_forged_content_is_skipped(two: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]) -> None:
     forge(two, **changes)
     assert reason(two, caplog)
 
 
-@pytest.mark.parametrize("name", ["../secret.safetensors", "step-00000001.safetensors", "/dev/zero"])
-def test_no_other_file_is_opened(two: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
-    raw = (two / "step-00000002.safetensors").read_bytes()
-    if name.startswith(".."):
-        (two / name).write_bytes(raw)
-    forge(two, tensors={"file": name, "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()})
-    assert reason(two, caplog) == f"step-00000002.json names the tensor file '{name}', which is not of this step."
+class Attack:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.file}",)
 
 
-@pytest.mark.parametrize("opening", ["[", '{"tuple":['], ids=["list", "tuple"])
-def test_json_that_is_too_deep_is_passed_over(two: Path, caplog: pytest.LogCaptureFixture, opening: str) -> None:
-    closing = {"[": "]", "{": "}"}
-    tree = opening * 50_000 + "".join(closing.get(letter, "") for letter in reversed(opening)) * 50_000
-    forge(two, tree="HERE")
-    text = (two / "step-00000002.json").read_text().replace('"HERE"', f'{{"dict":[["a",{tree}]]}}')
-    text = text[: text.rindex(',"sha256"')]
-    (two / "step-00000002.json").write_text(sealed(text))
-    assert "RecursionError" in reason(two, caplog)
+def test_reading_a_checkpoint_runs_no_code(two: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    forge(two, state={"a": Attack(tmp_path / "harm")})
+    assert reason(two, caplog) == f"{FILE} holds something other than tensors and plain values."
+    (two / FILE).write_bytes(sealed(pickle.dumps(Attack(tmp_path / "harm"))))  # as older versions of torch save
+    assert reason(two, caplog)
+    assert not (tmp_path / "harm").exists()
 
 
 @given(st.binary(max_size=64), st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_rubbish_in_place_of_tensors_is_passed_over(raw: bytes, with_header: bool) -> None:
+def test_rubbish_with_the_right_hash_is_skipped(raw: bytes, as_zip: bool) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save(folder, 1, OLD)
         save(folder, 2, NEW)
-        forge_tensors(folder, len(raw).to_bytes(8, "little") + raw if with_header else raw)
+        content = (folder / FILE).read_bytes()
+        at = len(content) // 2
+        (folder / FILE).write_bytes(sealed(content[:at] + raw if as_zip else raw))
         found = newest(folder)
         assert found is not None
         assert same(found, (1, OLD))
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 2**63]},
-        {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 24]},
-        {"dtype": "F32", "shape": [2**64], "data_offsets": [0, 24]},
-        {"dtype": "F32", "shape": [-6], "data_offsets": [0, 24]},
-        {"dtype": "F32", "shape": [6], "data_offsets": [24, 0]},
-        {"dtype": "F32", "shape": [7], "data_offsets": [0, 24]},
-        {"dtype": "X", "shape": [6], "data_offsets": [0, 24]},
-        {"dtype": "F32", "shape": [0, 2**63], "data_offsets": [0, 0]},
-        {},
-    ],
-    ids=str,
-)
-def test_forged_tensors_are_passed_over(two: Path, caplog: pytest.LogCaptureFixture, entry: dict[str, Any]) -> None:
-    text = json.dumps({"0": entry}).encode()
-    forge_tensors(two, len(text).to_bytes(8, "little") + text + bytes(24))
-    assert reason(two, caplog)
 
 
 # Death
@@ -640,12 +550,12 @@ class DeathError(BaseException):
 
 
 def dies_at(line: int, do: Callable[[], Any]) -> bool:
-    """Runs `do` and ends it before the n-th line of the module is run; whether it came to that."""
+    """Runs `do` and ends it before the n-th line of the modules that save; whether it came to that."""
     left = line
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
         nonlocal left
-        if frame.f_code.co_filename != checkpoint.__file__:
+        if frame.f_code.co_filename not in (checkpoint.__file__, files.__file__):
             return None
         if event == "line":
             left -= 1
@@ -676,8 +586,8 @@ def test_death_before_any_line_leaves_a_whole_one(
     new = {"name": "new", "tensor": torch.zeros(2)}
     start = tmp_path / "start"
     save(start, 1, old, keep=1)
-    if died_before:  # after the tensor file, before the JSON file
-        (start / "step-00000001-again.safetensors").write_bytes(b"the tensors of an earlier attempt")
+    if died_before:
+        (start / ".step-00000001.pt.new").write_bytes(b"the half of an earlier attempt")
     found_after = Counter[str]()
     for line in count():
         folder = shutil.copytree(start, tmp_path / str(line))
@@ -688,7 +598,7 @@ def test_death_before_any_line_leaves_a_whole_one(
         assert not caplog.records, "nothing half done is in sight"
         found_after[found[1]["name"]] += 1
         save(folder, 9, new, keep=1)
-        assert names(folder) == ["step-00000009.json", "step-00000009.safetensors"], "the leftovers are swept"
+        assert names(folder) == ["step-00000009.pt"], "the leftovers are removed"
         shutil.rmtree(folder)
         if not died:
             break
@@ -703,7 +613,7 @@ def test_files_are_synced_before_they_count_and_go_in_order(two: Path, monkeypat
     def fsync(fd: int) -> None:
         name = {file.stat().st_ino: file.name for file in [*two.iterdir(), two]}[os.fstat(fd).st_ino]
         done.append(f"sync {name.replace(two.name, 'folder')}")
-        sizes[name.removesuffix(".tmp")] = os.fstat(fd).st_size
+        sizes[name] = os.fstat(fd).st_size
         sync(fd)
 
     def replace(old: Path, new: Path) -> None:
@@ -719,17 +629,13 @@ def test_files_are_synced_before_they_count_and_go_in_order(two: Path, monkeypat
     monkeypatch.setattr(Path, "unlink", gone)
     save(two, 3, NEW, keep=2)
     assert done == [
-        "sync step-00000003.safetensors.tmp",
-        "rename to step-00000003.safetensors",
+        "sync .step-00000003.pt.new",
+        "rename to step-00000003.pt",
         "sync folder",
-        "sync step-00000003.json.tmp",
-        "rename to step-00000003.json",
-        "sync folder",
-        "remove step-00000001.json",
-        "remove step-00000001.safetensors",
+        "remove step-00000001.pt",
     ]
-    for name in ("step-00000003.safetensors", "step-00000003.json"):
-        assert sizes[name] == (two / name).stat().st_size, "all of it was written when it was synced"
+    size = (two / "step-00000003.pt").stat().st_size
+    assert sizes[".step-00000003.pt.new"] == size, "all of it was written when it was synced"
 
 
 SAVES_UNTIL_KILLED = """
@@ -789,7 +695,7 @@ def test_a_killed_process_loses_nothing_that_it_had_saved(tmp_path: Path, caplog
             value = float(2 * step + state["attempt"])
             expected = {"attempt": state["attempt"], "text": str(value) * 1000}
             assert same(state, expected | {"parts": [torch.full((n,), value) for n in (300_000, 7)]})
-            left_behind += len(names(tmp_path)) > 2
+            left_behind += len(names(tmp_path)) > 1
         parent.stdin.close()
     assert not caplog.records, "what is there is whole"
     assert left_behind, "some were killed while they saved"

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import zeno
-from zeno.training.run import from_settings
-from zeno.workers.reply import kind_of
+from zeno.training.settings import from_settings
 
 GOLDEN = json.loads(gzip.decompress((Path(__file__).parent / "golden" / "records.json.gz").read_bytes()))
 SAME_MACHINE = GOLDEN["made_on"] == f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
@@ -40,7 +39,7 @@ def plain(record: zeno.Record) -> dict[str, Any]:
         "evaluated",
     ]
     values = {name: getattr(record, name) for name in names}
-    errors = {str(worker): kind_of(error) for worker, error in record.errors.items()}
+    errors = {str(worker): error.kind.value for worker, error in record.errors.items()}
     return {**values, "errors": errors, "skipped": record.skipped is not None}
 
 

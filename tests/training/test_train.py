@@ -11,12 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import zeno
-from zeno.problem import Oracle, Problem, models, tasks
+from zeno.problem import models, tasks
 from zeno.problem.dataset import generator
+from zeno.problem.oracle import LossOracle
+from zeno.problem.problem import Problem
 from zeno.records.folder import MODEL_FILE, read
 from zeno.server.engine import Engine
+from zeno.server.samples import DatasetSamples
 from zeno.studies.compare import WITHOUT_FAULTS, runs
-from zeno.training.loop import evaluate, make_cluster
+from zeno.training.build import make_cluster
+from zeno.training.loop import evaluate
 from zeno.workers.worker import Worker
 
 SMALL = zeno.Run(workers=6, batch_size=20, steps=12, eval_every=5, rule=zeno.Zeno(trim=2), faulty=2)
@@ -90,13 +94,13 @@ def test_every_dropout_mask_score_and_statistic_is_drawn_anew(monkeypatch: pytes
     seeds: list[int] = []
     scored: list[Tensor] = []
     refreshed: list[Tensor] = []
-    gradient, descents, refresh = Problem.gradient, Oracle.__call__, Problem.refresh
+    gradient, descents, refresh = Problem.gradient, LossOracle.descents, Problem.refresh
 
     def spy_gradient(self: Problem, params: Tensor, batch: zeno.Batch, seed: int, precision: str) -> Tensor:
         seeds.append(seed)
         return gradient(self, params, batch, seed, precision)
 
-    def spy_oracle(self: Oracle, candidates: Tensor) -> Tensor:
+    def spy_oracle(self: LossOracle, candidates: Tensor) -> Tensor:
         scored.append(self.batch.inputs)
         return descents(self, candidates)
 
@@ -105,7 +109,7 @@ def test_every_dropout_mask_score_and_statistic_is_drawn_anew(monkeypatch: pytes
         refresh(self, params, inputs)
 
     monkeypatch.setattr(Problem, "gradient", spy_gradient)
-    monkeypatch.setattr(Oracle, "__call__", spy_oracle)
+    monkeypatch.setattr(LossOracle, "descents", spy_oracle)
     monkeypatch.setattr(Problem, "refresh", spy_refresh)
     zeno.train(replace(SMALL, model="small_cnn", steps=4, eval_samples=50))
     assert len(set(seeds)) == len(seeds) == 6 * 4
@@ -147,7 +151,7 @@ def test_momentum_makes_the_same_steps_as_torch_on_the_model_itself() -> None:
     run = replace(SMALL, workers=1, faulty=0, rule=zeno.Mean(), optimizer="sgd(momentum=0.9)", steps=5, eval_every=5)
     record = zeno.train(run)[-1]
 
-    task = tasks.load("digits")
+    task = tasks.load_task("digits")
     torch.manual_seed(int(generator(0, "initialisation").integers(2**63)))
     model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -177,21 +181,23 @@ def test_the_server_can_keep_samples_that_no_worker_sees(monkeypatch: pytest.Mon
     inner = servers[0].cluster
     assert isinstance(inner, zeno.LocalCluster)
     of_the_workers = {i for w in inner.workers for i in w.shard.tolist()}
-    of_the_server = set(servers[0].samples.tolist())
+    samples = servers[0].core.samples
+    assert isinstance(samples, DatasetSamples)
+    of_the_server = set(samples.indices.tolist())
     assert len(of_the_server) == 144
     assert of_the_server | of_the_workers == set(range(1437))
     assert not of_the_server & of_the_workers
-    task = tasks.load("digits")
-    samples = torch.arange(100, 200)
-    cluster = make_cluster(replace(run, faulty=0), task, Problem(task.model()), samples)
+    task = tasks.load_task("digits")
+    some = torch.arange(100, 200)
+    cluster = make_cluster(replace(run, faulty=0), task, Problem(task.model()), some)
     assert isinstance(cluster, zeno.LocalCluster)
-    assert sorted(torch.cat([w.shard for w in cluster.workers]).tolist()) == samples.tolist()
+    assert sorted(torch.cat([w.shard for w in cluster.workers]).tolist()) == some.tolist()
 
 
-def test_more_workers_than_samples_are_refused() -> None:
+def test_more_workers_than_samples_raise() -> None:
     data = zeno.Dataset(torch.rand(5, 2), torch.arange(5) % 2, classes=2)
     task = zeno.Task(data, data, lambda: torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match=r"leaves a worker without samples: 5 of them for 6 workers"):
+    with pytest.raises(ValueError, match=r"leaves a worker without samples: there are 5 for 6 workers"):
         zeno.train(replace(SMALL, task=task, split=zeno.Disjoint()))
 
 
@@ -199,7 +205,7 @@ def test_a_batch_norm_network_evaluates_as_well_as_one_trained_plainly() -> None
     run = zeno.Run(model="small_cnn", workers=4, batch_size=50, steps=60, rule=zeno.Mean(), eval_every=60)
     ours = zeno.train(run)[-1].accuracy
 
-    task = tasks.with_model(tasks.load("digits"), "small_cnn")
+    task = tasks.with_model(tasks.load_task("digits"), "small_cnn")
     torch.manual_seed(0)
     model = task.model()
     initial = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -225,7 +231,7 @@ def test_a_run_folder_holds_the_settings_the_records_and_the_model(tmp_path: Pat
     assert read(tmp_path / "run") == records
     model = models.mlp((1, 8, 8), 10)
     model.load_state_dict(safetensors.torch.load_file(tmp_path / "run" / MODEL_FILE))
-    problem, test = Problem(model), tasks.load("digits").test
+    problem, test = Problem(model), tasks.load_task("digits").test
     assert evaluate(problem.accuracy, problem.flat.clone(), test, torch.arange(360)) == records[-1].accuracy
 
 

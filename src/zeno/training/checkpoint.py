@@ -1,276 +1,132 @@
-"""What a training run needs to go on after its process died: its state on the disk, whole or not at all.
+"""Checkpoints: the state of a training run on disk, complete or absent.
 
-A checkpoint is two files: `step-00000250.safetensors` has the tensors of the state, `step-00000250.json` all the rest.
-Each is written under a temporary name, synced and then renamed, the JSON file last: it is there only when all of the
-checkpoint is. It names its tensor file with length and hash, and ends with a hash of itself, so that later damage is
-found too. Nothing in use is written over: when a step is saved again, its tensor file gets another name.
-
-No pickle: a state is a tree of dict, list, tuple, None, bool, int, float, str and tensors, and reading it runs no code.
-One process at a time saves in a folder.
+A checkpoint is one file, `step-00000250.pt`: what `torch.save` writes, followed by its SHA-256 hash, which reveals
+damage. `torch.load(weights_only=True)` reads it, so reading runs no code. One process at a time may save in a folder.
 """
 
 import hashlib
-import json
+import io
 import logging
-import math
-import os
+import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
-from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
-State: TypeAlias = Mapping[str, Any]
+from zeno.records.files import write_atomically
 
-FORM = 1  # of the files. Every form is JSON that ends with the hash
+FORM = 2  # of the content. Form 1 was a JSON file and a safetensors file
 
 log = logging.getLogger("zeno")
 
-_FILE = re.compile(r"step-([0-9]{8,})(-again)?\.(json|safetensors)(\.tmp)?")
-_SEAL = ',"sha256":"%s"}\n'  # the end of a JSON file: the hash of all before it
-_PIECE = 1 << 20  # bytes that are read at a time
-_DEEPEST = 100
+_FILE = re.compile(r"\.?step-([0-9]{8,})(-again)?\.(pt|json|safetensors)(\..+)?")  # of form 1 and temporary ones too
+_HASH_BYTES = 32
+_MOST_BITS = 2000  # of an int: torch.load reads up to 255 bytes
 
 
-def save(folder: Path, step: int, state: State, keep: int = 2) -> Path:
-    """Writes a checkpoint after `step` steps; returns its JSON file. The newest `keep` stay.
+def save(folder: Path, step: int, state: Mapping[str, Any], keep: int = 2) -> Path:
+    """Writes a checkpoint after `step` steps and returns its file. The newest `keep` checkpoints stay.
 
-    This one is the newest. Those of later steps go, as they belong to a course that the run did not take again.
-    Tensors are saved from wherever they are; a Parameter becomes a plain tensor, and tensors that share
-    memory become separate ones. Subclasses of dict, of numbers and of str become the plain type, numpy's scalars too.
-    All else, named tuples included, is refused before anything is written.
+    Checkpoints of later steps are removed: the run has gone back to this step. A state is a tree of dict, list, tuple,
+    None, bool, int, float, str and tensors on any device. Parameters become tensors, tensors that share memory become
+    separate, subclasses of dict, numbers and str become the plain type. Anything else raises before a file is written.
     """
     if step < 0 or keep < 1:
         raise ValueError(f"A checkpoint needs step >= 0 and keep >= 1. Found step {step} and keep {keep}.")
-    tensors: list[Tensor] = []
-    tree = _encoded(dict(state), "", 0, tensors)
+    content = io.BytesIO()
+    try:
+        torch.save({"form": FORM, "step": step, "state": _plain(dict(state), "state")}, content)
+    except RecursionError:
+        raise ValueError("A checkpoint cannot hold a value that contains itself, or is nested too deeply.") from None
     folder.mkdir(parents=True, exist_ok=True)
-    _sweep(folder)
-    file, *tensor_files = _files(folder, step)
-    tensor_file = next((f for f in tensor_files if not f.exists()), tensor_files[0])  # both: the JSON file is damaged
-    size, digest = _put(tensor_file, safetensors.torch.save(_apart(tensors)))
-    content = {
-        "form": FORM,
-        "step": step,
-        "tensors": {"file": tensor_file.name, "bytes": size, "sha256": digest},
-        "tree": tree,
-    }
-    _put(file, _sealed(content))
-    steps = _steps(folder)
-    at = steps.index(step)
-    for later in steps[at + 1 :]:
-        log.warning("The checkpoint of step %d in %s is removed: the run is at step %d again.", later, folder, step)
-    for other in steps[: max(at + 1 - keep, 0)] + steps[at + 1 :]:
-        _files(folder, other)[0].unlink()
-    _sweep(folder)
+    file = folder / f"step-{step:08d}.pt"
+    write_atomically(file, content.getvalue() + hashlib.sha256(content.getvalue()).digest(), sync=True)
+
+    kept = [one for n, one in _checkpoints(folder) if n <= step and one.suffix == ".pt"][-keep:]
+    for number, one in _files(folder):
+        if number > step and one.name == f"step-{number:08d}.pt":
+            log.warning(
+                "The checkpoint of step %d in %s is removed: the run is at step %d again.", number, folder, step
+            )
+        if one not in kept:  # also what killed processes left behind
+            one.unlink()
     return file
 
 
 def newest(folder: Path, most: int | None = None) -> tuple[int, dict[str, Any]] | None:
-    """The newest checkpoint that is whole: (steps done, state), all on the CPU; None when there is none.
+    """The newest intact checkpoint as (steps done, state), with all tensors on the CPU; None if there is none.
 
-    What is torn or corrupt is passed over, and a warning says why. So is what comes after `most` steps: a run whose
-    records end there cannot go on from it.
+    Damaged checkpoints are skipped with a warning that says why. So are those after `most` steps: a run whose records
+    end there cannot continue from them.
     """
-    for step in reversed(_steps(folder)):
+    for step, file in reversed(_checkpoints(folder)):
         try:
             if most is not None and step > most:
-                raise _DamagedError(f"there are records of {most} steps only")
-            return step, _load(folder, step)
-        except _DamagedError as damage:
-            reason = str(damage)
-        except Exception as error:  # whatever is in the files, the one before may be whole
-            reason = f"it cannot be read ({type(error).__name__}: {error})"
-        log.warning("The checkpoint of step %d in %s is passed over: %s.", step, folder, reason)
+                raise ValueError(f"there are records of {most} steps only")
+            return step, _load(file, step)
+        except ValueError as error:
+            reason = str(error)
+        except pickle.UnpicklingError:
+            reason = f"{file.name} holds something other than tensors and plain values"
+        except Exception as error:  # whatever is in the file, an earlier one may be intact
+            reason = f"{file.name} cannot be read ({type(error).__name__}: {error})"
+        log.warning("The checkpoint of step %d in %s is skipped: %s.", step, folder, reason)
     return None
 
 
-class _DamagedError(Exception):
-    """A checkpoint is not what was written; the text says in which way."""
+def _files(folder: Path) -> list[tuple[int, Path]]:
+    """All files of checkpoints by step, including temporary files and those of older versions."""
+    matches = [(_FILE.fullmatch(file.name), file) for file in (folder.iterdir() if folder.is_dir() else ())]
+    return sorted((int(match[1]), file) for match, file in matches if match and file.is_file())
 
 
-def _files(folder: Path, step: int) -> tuple[Path, Path, Path]:
-    """The JSON file, and the two names that its tensor file can have."""
-    stem = f"step-{step:08d}"
-    return folder / f"{stem}.json", folder / f"{stem}.safetensors", folder / f"{stem}-again.safetensors"
+def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    return [(n, file) for n, file in _files(folder) if file.name in (f"step-{n:08d}.pt", f"step-{n:08d}.json")]
 
 
-def _steps(folder: Path) -> list[int]:
-    """The steps that have a JSON file, in order."""
-    return sorted(step for file, step in _ours(folder) if file == _files(folder, step)[0])
-
-
-def _ours(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Each file of a checkpoint, also those with a temporary name, with its step."""
-    for file in list(folder.iterdir()) if folder.is_dir() else []:
-        match = _FILE.fullmatch(file.name)
-        if match and file.is_file():
-            yield file, int(match[1])
-
-
-def _sweep(folder: Path) -> None:
-    """Removes what killed processes left: temporary files, and tensor files that no JSON file names."""
-    for file, step in _ours(folder):
-        if file.suffix == ".tmp" or (file.suffix == ".safetensors" and file.name not in _tensor_names(folder, step)):
-            file.unlink()
-
-
-def _tensor_names(folder: Path, step: int) -> list[str]:
-    """The tensor files that the JSON file of a step may need: when it is damaged, nobody knows which."""
-    file, *tensor_files = _files(folder, step)
-    if not file.is_file():
-        return []
-    try:
-        return [_content(file)["tensors"]["file"]]
-    except Exception:
-        return [f.name for f in tensor_files]
-
-
-def _put(file: Path, content: bytes) -> tuple[int, str]:
-    """Writes a file so that it is whole or not there, even when the power fails; returns its length and hash."""
-    temporary = file.with_name(file.name + ".tmp")
-    with temporary.open("wb") as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(temporary, file)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name
-    finally:
-        os.close(folder)
-    return len(content), hashlib.sha256(content).hexdigest()
-
-
-def _apart(tensors: list[Tensor]) -> dict[str, Tensor]:
-    """The tensors by their place in the list, each with memory of its own."""
-    return {str(i): one.detach().cpu().clone(memory_format=torch.contiguous_format) for i, one in enumerate(tensors)}
-
-
-def _sealed(content: Mapping[str, Any]) -> bytes:
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"))[:-1]
-    return (text + _SEAL % hashlib.sha256(text.encode()).hexdigest()).encode()
-
-
-def _content(file: Path) -> dict[str, Any]:
-    """What a JSON file holds, when that is what was written."""
-    raw = file.read_bytes()
-    if not raw.endswith(b"}\n"):
-        raise _DamagedError(f"{file.name} is cut off")
-    try:
-        content = json.loads(raw)
-    except ValueError as error:
-        raise _DamagedError(f"{file.name} is not JSON ({error})") from None
-    text = raw[: -len(_SEAL % ("0" * 64))]
-    if raw != text + (_SEAL % hashlib.sha256(text).hexdigest()).encode():
-        raise _DamagedError(f"{file.name} was changed after it was written: its hash is wrong")
+def _load(file: Path, step: int) -> dict[str, Any]:
+    content: dict[str, Any] = {"form": 1}
+    if file.suffix == ".pt":
+        raw = file.read_bytes()
+        if hashlib.sha256(raw[:-_HASH_BYTES]).digest() != raw[-_HASH_BYTES:]:
+            raise ValueError(f"{file.name} was cut off or changed after it was written: its hash is wrong")
+        content = torch.load(io.BytesIO(raw[:-_HASH_BYTES]), map_location="cpu", weights_only=True)
     if content["form"] != FORM:
-        found = f"it has form {content['form']}, and this version of zeno reads form {FORM}"
-        raise _DamagedError(f"{found}. Use a newer zeno to read it")
-    return dict(content)
-
-
-def _load(folder: Path, step: int) -> dict[str, Any]:
-    file, *tensor_files = _files(folder, step)
-    content = _content(file)
+        raise ValueError(f"{file.name} has form {content['form']}, and this version of zeno reads form {FORM}")
     if content["step"] != step:
-        raise _DamagedError(f"{file.name} is of step {content['step']}: it was renamed")
-    written = content["tensors"]
-    tensor_file = folder / written["file"]
-    if tensor_file not in tensor_files:
-        raise _DamagedError(f"{file.name} names the tensor file {written['file']!r}, which is not of this step")
-    if not tensor_file.is_file():
-        raise _DamagedError(f"{tensor_file.name} is missing")
-    size = tensor_file.stat().st_size
-    if size != written["bytes"]:
-        raise _DamagedError(f"{tensor_file.name} has {size} bytes where {written['bytes']} were written")
-    digest = hashlib.sha256()
-    with tensor_file.open("rb") as pieces:
-        for piece in iter(lambda: pieces.read(_PIECE), b""):
-            digest.update(piece)
-    if digest.hexdigest() != written["sha256"]:
-        raise _DamagedError(f"{tensor_file.name} was changed after it was written: its hash is wrong")
-    with safe_open(tensor_file, framework="pt") as tensors:
-        state = _decoded(content["tree"], tensors)
-    if not isinstance(state, dict):
-        raise _DamagedError(f"{file.name} holds a {type(state).__name__} where a dict is needed")
-    return state
+        raise ValueError(f"{file.name} is of step {content['step']}: it was renamed")
+    return dict(content["state"])
 
 
-def _encoded(value: Any, where: str, depth: int, tensors: list[Tensor]) -> Any:
-    """The tree in terms of JSON, where each object has one entry, the kind of what it stands for; tensors go apart."""
-    if depth > _DEEPEST:
-        raise ValueError(
-            f"A checkpoint holds at most {_DEEPEST} levels. Found more at {where[:40]}..., which may hold itself. "
-            "Leave it out."
-        )
+def _plain(value: Any, where: str) -> Any:
+    """A copy of plain types only, with each tensor in separate memory on the CPU."""
+    value = value.item() if isinstance(value, np.generic) else value
+    found = f"a {type(value).__name__}"
     if isinstance(value, Tensor):
-        return {"tensor": _place(value, where, tensors)}
-    plain = value.item() if isinstance(value, np.generic) else value
-    if plain is None or isinstance(plain, bool | str):
-        return plain
-    if isinstance(plain, int):
-        return int(plain) if -(2**63) <= plain < 2**63 else {"int": hex(plain)}  # Python may refuse longer decimals
-    if isinstance(plain, float):
-        return plain if math.isfinite(plain) else {"float": repr(float(plain))}
-    if isinstance(plain, dict):
-        pairs = [
-            (_key(key, where), _encoded(entry, _inside(where, key), depth + 1, tensors)) for key, entry in plain.items()
-        ]
-        return {"dict": pairs}
-    if type(plain) is list or type(plain) is tuple:  # a subclass, such as a named tuple, has more than its entries
-        entries = [_encoded(entry, f"{where}[{i}]", depth + 1, tensors) for i, entry in enumerate(plain)]
-        return entries if type(plain) is list else {"tuple": entries}
-    raise _refusal(f"Found {type(value).__name__}", where)
-
-
-def _key(key: Any, where: str) -> Any:
-    if not isinstance(key, str | int | np.integer):
-        raise _refusal(f"Found a dict with the key {key!r}, which is neither text nor int,", where)
-    return _encoded(key, where, 0, [])
-
-
-def _inside(where: str, key: Any) -> str:
-    if isinstance(key, str) and key.isidentifier():
-        return f"{where}.{key}" if where else key
-    return f"{where}[{str(key)!r}]" if isinstance(key, str) else f"{where}[{key}]"
-
-
-def _place(tensor: Tensor, where: str, tensors: list[Tensor]) -> int:
-    if type(tensor) not in (Tensor, torch.nn.Parameter):
-        raise _refusal(f"Found a tensor of the class {type(tensor).__name__}", where)
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype.is_complex:
-        raise _refusal(f"Found a tensor with {tensor.dtype}, {tensor.layout}, on {tensor.device}", where)
-    tensors.append(tensor)
-    return len(tensors) - 1
-
-
-def _refusal(found: str, where: str) -> ValueError:
-    return ValueError(
-        f"A checkpoint holds tensors, numbers, text, lists and dicts. {found} at {where or 'the top'}. "
-        "Turn it into one of these, or leave it out."
-    )
-
-
-def _decoded(value: Any, tensors: Any) -> Any:
-    if isinstance(value, list):
-        return [_decoded(entry, tensors) for entry in value]
-    if not isinstance(value, dict):
+        dense = value.layout == torch.strided and not value.is_meta and not value.dtype.is_complex
+        if dense and type(value) in (Tensor, nn.Parameter):
+            return value.detach().cpu().resolve_neg().clone(memory_format=torch.contiguous_format)
+        found += f" of {value.dtype}, {value.layout}, on {value.device}"
+    elif value is None or isinstance(value, bool):
         return value
-    ((kind, inner),) = value.items()
-    if kind == "tensor":
-        return tensors.get_tensor(str(inner)).clone()  # in memory: the file may go
-    if kind == "dict":
-        return {_decoded(key, tensors): _decoded(entry, tensors) for key, entry in inner}
-    if kind == "tuple":
-        return tuple(_decoded(entry, tensors) for entry in inner)
-    if kind == "int":
-        return int(inner, 16)
-    if kind == "float":
-        return float(inner)
-    raise _DamagedError(f"it holds something unknown, a {kind}")
+    elif isinstance(value, float | str):
+        return float(value) if isinstance(value, float) else str.__str__(value)
+    elif isinstance(value, int):
+        if value.bit_length() <= _MOST_BITS:
+            return int(value)
+        found += f" of {value.bit_length()} bits"
+    elif isinstance(value, dict):
+        odd = [key for key in value if not isinstance(key, str | int | np.integer)]
+        if not odd:
+            return {_plain(key, where): _plain(entry, f"{where}[{key!r}]") for key, entry in value.items()}
+        found = f"the key {odd[0]!r}"
+    elif type(value) in (list, tuple):  # a subclass, such as a named tuple, has more than its entries
+        return type(value)(_plain(entry, f"{where}[{i}]") for i, entry in enumerate(value))
+    raise ValueError(
+        "A checkpoint holds tensors, numbers, text, lists, tuples and dicts with keys of text or int. "
+        f"Found {found} at {where}. Convert it to one of these, or leave it out."
+    )

@@ -1,113 +1,95 @@
-"""How a run is carried out: where its workers are, how long they are waited for, what is saved on the way."""
+"""How a run is executed: where its workers run, how long a step waits for them, what is saved on the way.
 
-import json
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
+from zeno.records import toml
+from zeno.training.run import check_value, require, setting
 
-from zeno.training.run import check_kind, kind_of, setting
-
-CLUSTERS = ("local", "ray")
 ONLY_RAY = ("address", "workers_per_actor", "cpus_per_actor", "deadline", "scorers")
 
 
 @dataclass(frozen=True)
-class Setup:
-    """How a run is carried out. None of it decides a result, as long as the workers answer in time.
+class ExecutionSettings:
+    """How a run is executed. These settings do not change its result, as long as the workers reply in time.
 
-    But for `device`, which rounds in its own way, and draws dropout from a generator of its own.
+    The exception is `device`: every device rounds differently, and has its own generator for dropout.
     """
 
-    cluster: str = setting("local", "Cluster", "Where workers run: local (this process) or ray (a Ray cluster).")
-    device: str = setting(
-        "cpu",
-        "Cluster",
-        "Where a local run computes: cpu, cuda or cuda:1. Another one: other last bits, other dropout.",
+    cluster: str = setting(
+        "local", "Cluster", "Where workers run: local (this process) or ray (a Ray cluster).", of=("local", "ray")
     )
+    device: str = setting("cpu", "Cluster", "Device of a local run: cpu, cuda or cuda:1. Changes rounding and dropout.")
     address: str | None = setting(
         None, "Cluster", "Ray cluster to join: host:port, or auto. Default: start one on this machine, for this run."
     )
     workers_per_actor: int | None = setting(
-        None, "Cluster", "Workers in each Ray actor. Default: as many as give every CPU one actor."
+        None, "Cluster", "Workers in each Ray actor. Default: as many as give every CPU one actor.", least=1
     )
     cpus_per_actor: float | None = setting(
-        None, "Cluster", "CPUs that Ray sets aside for an actor; 0: crowd onto what there is. Default: 1, or its share."
+        None,
+        "Cluster",
+        "CPUs reserved per Ray actor; 0: none. Default: 1, or less to fit all actors.",
+        least=0,
+        below=math.inf,
     )
     deadline: float | None = setting(
-        None, "Cluster", "Seconds that a step waits for replies. Default: 4 times what recent steps needed."
+        None, "Cluster", "Seconds a step waits for replies. Default: 4 times recent steps.", above=0, below=math.inf
     )
-    patience: int = setting(3, "Cluster", "Deadlines in a row that an actor may miss before it is restarted.")
-    scorers: int = setting(0, "Cluster", "Trusted actors that score candidates in parallel; 0: the server does.")
-    tensorboard: bool = setting(False, "Watching", "Write events for TensorBoard into the run folder.")
+    patience: int = setting(3, "Cluster", "Deadlines in a row an actor may miss before it is restarted.", least=1)
+    scorers: int = setting(0, "Cluster", "Trusted actors that score candidates; 0: the server scores.", least=0)
+    tensorboard: bool = setting(False, "Monitoring", "Write events for TensorBoard into the run folder.")
     metrics_port: int | None = setting(
-        None, "Watching", "Serve metrics for Prometheus on this port of 127.0.0.1; 0: any that is free."
+        None, "Monitoring", "Serve Prometheus metrics on this port of 127.0.0.1; 0: any free.", least=0, below=2**16
     )
-    checkpoint_every: int = setting(100, "Checkpoints", "Steps from one checkpoint to the next.")
-    checkpoints: int = setting(2, "Checkpoints", "Checkpoints to keep, the newest ones.")
+    checkpoint_every: int = setting(100, "Checkpoints", "Steps between checkpoints.", least=1)
+    checkpoints: int = setting(2, "Checkpoints", "Number of checkpoints to keep, the newest ones.", least=1)
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            value = getattr(self, f.name)
-            if value is not None or f.default is not None:
-                check_kind(f.name, kind_of(f), value)
-        self._need(self.cluster in CLUSTERS, "cluster", f"as one of {', '.join(CLUSTERS)}")
-        self._check_device()
-        for name in ("workers_per_actor", "patience", "checkpoint_every", "checkpoints"):
-            value = getattr(self, name)
-            self._need(value is None or value >= 1, name, "of at least 1")
-        for name in ("cpus_per_actor", "deadline", "scorers"):
-            value = getattr(self, name)
-            self._need(value is None or (math.isfinite(value) and value >= 0), name, "of at least 0")
-        self._need(self.deadline != 0, "deadline", "above 0")
-        self._need(self.metrics_port is None or 0 <= self.metrics_port < 2**16, "metrics_port", "from 0 to 65535")
-        if self.cluster == "local":
-            for name in ONLY_RAY:
-                needs_ray = getattr(self, name) != type(self).__dataclass_fields__[name].default
-                if needs_ray:
-                    raise ValueError(f"Only a Ray cluster has {name}. Found cluster='local'. Set cluster to ray.")
+            check_value(f, getattr(self, f.name))
+        for name in self._changed() if self.cluster == "local" else ():
+            if name in ONLY_RAY:
+                raise ValueError(f"Only a Ray cluster has {name}. Found cluster='local'. Set cluster to ray.")
+        if self.device != "cpu":
+            self._check_device()
 
     def _check_device(self) -> None:
-        if self.device == "cpu":
-            return
-        self._need(
-            re.fullmatch(r"cuda(:\d{1,2})?", self.device) is not None,
-            "device",
-            "as one that torch has here: cpu, or cuda, or cuda:1 for the second one",
-        )
-        seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (torch.device(self.device).index or 0) >= seen:
-            raise ValueError(
-                f"A run needs device as one that torch has here. Found device={self.device!r}, "
-                f"and {f'the last one that torch sees is cuda:{seen - 1}' if seen else 'torch sees no CUDA device'}."
-            )
+        named = re.fullmatch(r"cuda(:\d{1,2})?", self.device) is not None
+        require(named, "device", self.device, "one of torch's: cpu, or cuda, or cuda:1 for the second GPU")
+        import torch
+
+        count = torch.cuda.device_count()
+        if (torch.device(self.device).index or 0) >= count:
+            last = f"the last CUDA device is cuda:{count - 1}" if count else "torch finds no CUDA device"
+            raise ValueError(f"The setting device must be one of torch's. Found device={self.device!r}, and {last}.")
         if self.cluster == "ray":
             raise ValueError(
                 f"Workers of a Ray cluster compute on the CPU. Found device={self.device!r} with cluster='ray'. "
                 "Set device to cpu, or cluster to local."
             )
 
-    def _need(self, holds: bool, name: str, condition: str) -> None:
-        if not holds:
-            raise ValueError(f"A run needs {name} {condition}. Found {name}={getattr(self, name)!r}.")
+    def _changed(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
     def to_toml(self) -> str:
-        """What is not at its default, as lines of a TOML file."""
-        changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
-        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in changed)
+        """The settings that are not at their defaults, as lines of a TOML file."""
+        return toml.dumps(self._changed())
 
 
-NAMES = tuple(f.name for f in fields(Setup))
+def execution_from(settings: Mapping[str, Any]) -> ExecutionSettings:
+    """The ExecutionSettings among these settings."""
+    return ExecutionSettings(**{f.name: settings[f.name] for f in fields(ExecutionSettings) if f.name in settings})
 
 
-def setup_from(settings: Mapping[str, Any]) -> Setup:
-    """A Setup from those of the settings that are of a setup."""
-    return Setup(**{name: settings[name] for name in NAMES if name in settings})
-
-
-def without_setup(settings: Mapping[str, Any]) -> dict[str, Any]:
+def without_execution(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that decide a result."""
-    return {name: value for name, value in settings.items() if name not in NAMES}
+    return {name: value for name, value in settings.items() if name not in ExecutionSettings.__dataclass_fields__}

@@ -1,281 +1,164 @@
-"""Everything that decides a result, in one place; in Python, in a TOML file and on the command line alike."""
+"""The settings that decide a result; the same in Python, in a TOML file and on the command line.
 
-import ast
-import json
+Importing this module does not import torch: the command line needs the settings for its help and its error messages.
+"""
+
+from __future__ import annotations
+
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer, lr_scheduler
-from torch.optim.lr_scheduler import LRScheduler
+from zeno.problem.registry import describe, find
+from zeno.records import toml
 
-from zeno.faults import FAULTS, Fault, LabelFlip, Schedule, together
-from zeno.problem import PRECISIONS
-from zeno.problem.dataset import IID, SPLITS, Split
-from zeno.problem.registry import NOTHING, build, describe, find, parse, split
-from zeno.problem.tasks import Task
-from zeno.rules import PARTS, PRESETS, RULES, Rule, Zeno, chain
+if TYPE_CHECKING:
+    from zeno.faults import Fault
+    from zeno.faults.schedule import Schedule
+    from zeno.problem.splits import Split
+    from zeno.problem.tasks import Task
+    from zeno.rules import Rule
 
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type) and kind is not Optimizer
-}
-SCHEDULES: dict[str, Callable[..., LRScheduler]] = {
-    name.lower(): kind
-    for name, kind in vars(lr_scheduler).items()
-    if isinstance(kind, type) and issubclass(kind, LRScheduler) and kind is not LRScheduler
-}
+DEFAULT_RULE = "zeno_auto"  # on the command line; that of `Run` is the paper's
+PAPER_TRIM = 4  # b of Krum and Zeno in the paper's runs without faults
+RULE_SETTINGS = {"trim": ("trim", "faulty"), "rho": ("rho",), "zeno_batch_size": ("batch_size",)}
+"""Settings that set a parameter of the rule, with the names that rules have for it."""
 
-REGISTRIES: dict[str, Mapping[str, Any]] = {"rule": PARTS, "fault": FAULTS, "split": SPLITS}
-DEFAULT_RULE = "zeno_auto"  # of the command line; that of `Run` is the paper's
-PAPER_TRIM = 4  # b, for Krum and for Zeno, where no worker is faulty
-RULE_SETTINGS = {  # settings of the rule that have a flag of their own -> its parameters of that meaning
-    "trim": ("trim", "faulty"),
-    "rho": ("rho",),
-    "zeno_batch_size": ("batch_size",),
+LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "below": ("below", operator.lt),
+    "of": ("one of", lambda value, choices: value in choices),
 }
 
 
-def setting(default: Any, panel: str, text: str) -> Any:
-    """A field with what the command line says of it."""
-    return field(default=default, metadata={"panel": panel, "help": text})
+def setting(default: Any, panel: str, text: str, parse_as: str | None = None, **limits: Any) -> Any:
+    """A field with its panel and help text on the command line, and limits: least, above, below, of.
 
+    With `parse_as` ("rule", "fault" or "split") the default is the text of an object, made when a Run needs it.
+    """
 
-def kind_of(f: "Field[Any]") -> type:
-    """What the value of a setting is written as, on the command line and in a file: a number, a yes or no, or text."""
-    kinds = [kind for kind in (f.type, *get_args(f.type)) if kind in (int, float, bool)]
-    return kinds[0] if kinds else str
+    def parse() -> Any:
+        from zeno.training.settings import PARSERS  # which imports torch
+
+        return PARSERS[str(parse_as)](default)
+
+    metadata = {"default": default, "panel": panel, "help": text, "limits": limits}
+    return field(default_factory=parse, metadata=metadata) if parse_as else field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that decides a result; the defaults are the paper's."""
+    """Everything that decides a result. The defaults are the paper's."""
 
-    task: str | Task = setting(
-        "digits", "Task", "What to train: a name that `zeno tasks` lists, or package.module:function."
-    )
-    data: str | Path | None = setting(
-        None, "Task", "Folder with the files of mnist or cifar10. Default: where `zeno data` puts them."
-    )
+    task: str | Task = setting("digits", "Task", "What to train: a name from `zeno tasks`, or package.module:function.")
+    data: str | Path | None = setting(None, "Task", "Folder with mnist or cifar10. Default: that of `zeno data`.")
     model: str | None = setting(
-        None, "Task", "Network: mlp, cnn (the paper's) or small_cnn (a quarter as wide). Default: the task's own."
+        None, "Task", "Network: mlp, cnn (the paper's) or small_cnn (a quarter as wide). Default: the task's."
     )
-    workers: int = setting(20, "Workers", "Number of workers (m).")
-    batch_size: int = setting(100, "Workers", "Samples in each worker's gradient (n).")
+    workers: int = setting(20, "Workers", "Number of workers (m).", least=1)
+    batch_size: int = setting(100, "Workers", "Samples in each worker's gradient (n).", least=1)
     split: Split = setting(
-        IID(), "Workers", "Who has which samples: iid, disjoint, by_label or 'dirichlet(alpha=0.5)'."
+        "iid", "Workers", "Which worker has which samples: iid, disjoint, by_label or 'dirichlet(alpha=0.5)'.", "split"
     )
     server_data: float = setting(
-        0.0, "Workers", "Share of the training set that only the server has; 0: it samples all of it (the paper)."
+        0.0, "Workers", "Share of the training set that only the server has; 0: it samples all of it.", least=0, below=1
     )
     precision: str = setting(
-        "float32", "Workers", "What gradients are computed in: float32, or bf16 (torch's autocast). Scores: float32."
+        "float32", "Workers", "Precision of gradients: float32 or bf16. Scores use float32.", of=("float32", "bf16")
     )
-    local_steps: int = setting(
-        1, "Workers", "SGD steps that a worker takes by itself, each on a batch of its own; it sends their sum."
-    )
+    local_steps: int = setting(1, "Workers", "SGD steps of a worker before it sends their summed gradients.", least=1)
     worker_momentum: float = setting(
-        0.0, "Workers", "Workers send the decayed mean of their gradients: the weight of the past (beta), below 1."
+        0.0, "Workers", "Workers send the decayed mean of their gradients; this is the decay.", least=0, below=1
     )
     rule: Rule = setting(
-        Zeno(trim=PAPER_TRIM), "Rule", "What makes one update of the candidates: a name that `zeno rules` lists."
+        f"zeno(trim={PAPER_TRIM})", "Rule", "How candidates are combined into an update: see `zeno rules`.", "rule"
     )
-    quarantine: bool = setting(False, "Rule", "Stop asking workers that are suspect, and try them again after a while.")
+    quarantine: bool = setting(False, "Rule", "Stop asking suspect workers for gradients, and retry them later.")
     fault: Fault = setting(
-        LabelFlip(), "Faults", "What goes wrong on faulty workers: see `zeno faults`. Several: 'zero(on=3)+crash'."
+        "label_flip", "Faults", "What faulty workers do: see `zeno faults`. Several: 'zero(on=3)+crash'.", "fault"
     )
-    faulty: int = setting(0, "Faults", "Number of workers to make faulty (q); 0: no fault acts.")
-    redraw: bool = setting(False, "Faults", "Make other workers faulty at every step.")
-    steps: int = setting(5000, "Training", "Steps to train (the paper: 200 epochs of 25).")
-    lr: float = setting(0.1, "Training", "Learning rate, and the step that Zeno tries (gamma).")
+    faulty: int = setting(0, "Faults", "Number of workers to make faulty (q); 0: no faults.", least=0)
+    redraw: bool = setting(False, "Faults", "Choose the faulty workers anew at every step.")
+    steps: int = setting(5000, "Training", "Steps to train (the paper: 200 epochs of 25).", least=1)
+    lr: float = setting(0.1, "Training", "Learning rate, also of Zeno's trial step (gamma).", above=0, below=math.inf)
     optimizer: str = setting("sgd", "Training", "Any of torch.optim, e.g. adam or 'sgd(momentum=0.9)'.")
     schedule: str | None = setting(
         None, "Training", "Any of torch.optim.lr_scheduler, e.g. 'steplr(step_size=100)'. Default: a constant lr."
     )
-    eval_every: int = setting(25, "Training", "Steps from one evaluation to the next.")
-    eval_samples: int = setting(10_000, "Training", "Samples of each set that are evaluated, at most.")
-    seed: int = setting(0, "Training", "What every random draw derives from.")
+    eval_every: int = setting(25, "Training", "Steps between evaluations.", least=1)
+    eval_samples: int = setting(10_000, "Training", "Maximum number of samples of each set to evaluate on.", least=1)
+    seed: int = setting(0, "Training", "Seed of every random draw.", least=0)
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            if kind_of(f) is not str:
-                check_kind(f.name, kind_of(f), getattr(self, f.name))
-        self._need(callable(self.rule), "rule", "as a rule, such as zeno.Zeno(trim=4)")
-        self._need(callable(self.split), "split", "as a split, such as zeno.IID()")
-        self._need(isinstance(self.fault, Fault), "fault", "as a fault, such as zeno.LabelFlip()")
-        for name in ("workers", "batch_size", "local_steps", "steps", "eval_every", "eval_samples"):
-            self._need(getattr(self, name) >= 1, name, "of at least 1")
-        for name in ("faulty", "seed"):
-            self._need(getattr(self, name) >= 0, name, "of at least 0")
-        self._need(self.faulty <= self.workers, "faulty", f"of at most workers={self.workers}")
-        self.faulty_workers()  # says so where the parts of the fault take more workers, or fewer
-        for name in ("server_data", "worker_momentum"):
-            self._need(0 <= getattr(self, name) < 1, name, "of at least 0 and below 1")
-        self._need(math.isfinite(self.lr) and self.lr > 0, "lr", "that is finite and above 0")
-        self._need(self.precision in PRECISIONS, "precision", f"as one of {', '.join(PRECISIONS)}")
-        # Dry runs: whatever cannot work with this many workers or this optimizer says so now, not after an hour.
-        try_rule(self.rule, self.workers)
-        self._try_optimizer()
+        from zeno.faults import Fault
+        from zeno.rules.rule import Rule
 
-    def _need(self, holds: bool, name: str, condition: str) -> None:
-        if not holds:
-            raise ValueError(f"A run needs {name} {condition}. Found {name}={getattr(self, name)!r}.")
-
-    def make_optimizer(self, params: nn.Parameter) -> tuple[Optimizer, LRScheduler | None]:
-        """The optimizer over the flat vector [d], and the schedule of its learning rate."""
-        for text in filter(None, (self.optimizer, self.schedule)):
-            _, args, keywords = parse(text)
-            if args:
-                raise ValueError(f"Parameters of optimizers and schedules need their names. Found {text!r}.")
-            if "lr" in keywords:
-                raise ValueError(f"The learning rate is a setting of its own. Found {text!r}. Set lr instead.")
-        optimizer = build("optimizer", self.optimizer, OPTIMIZERS, overrides={"params": [params], "lr": self.lr})
-        if self.schedule is None:
-            return optimizer, None
-        return optimizer, build("schedule", self.schedule, SCHEDULES, overrides={"optimizer": optimizer})
-
-    def lrs(self) -> tuple[float, ...]:
-        """The learning rate of every step: schedules know the number of the step, and nothing else of a run."""
-        if self.schedule is None:
-            return (self.lr,) * self.steps
-        optimizer, schedule = self.make_optimizer(nn.Parameter(torch.zeros(1)))
-        found = []
-        for _ in range(self.steps):
-            found.append(float(optimizer.param_groups[0]["lr"]))
-            optimizer.step()
-            schedule.step()  # type: ignore[union-attr]
-        return tuple(found)
-
-    def _try_optimizer(self) -> None:
-        params = nn.Parameter(torch.zeros(1))
-        params.grad = torch.zeros(1)
-        try:
-            optimizer, schedule = self.make_optimizer(params)
-            optimizer.step()
-            if schedule is not None:
-                schedule.step()
-        except (TypeError, RuntimeError, ArithmeticError) as error:
-            name = f"optimizer={self.optimizer!r} with schedule={self.schedule!r}"
-            raise ValueError(f"A run cannot use {name}: {error}.") from error
+        require(isinstance(self.rule, Rule), "rule", self.rule, "a rule, such as zeno.Zeno(trim=4)")
+        require(callable(self.split), "split", self.split, "a split, such as zeno.IID()")
+        require(isinstance(self.fault, Fault), "fault", self.fault, "a fault, such as zeno.LabelFlip()")
+        check_values(vars(self))
+        self.faulty_workers()  # raises if the parts of the fault need more or fewer workers
 
     def faulty_workers(self) -> Schedule:
-        """Who is faulty, and in which way, as a function of the step."""
+        """Which workers have which fault, as a function of the step."""
+        from zeno.faults.schedule import Schedule
+
         return Schedule(self.fault, self.faulty, self.workers, self.seed, self.redraw)
 
     def to_toml(self) -> str:
-        """The settings as a TOML file that `zeno train` reads back; what is None is left out."""
-        lines = []
-        for name, value in ((f.name, getattr(self, f.name)) for f in fields(self)):
-            if name in REGISTRIES:
-                value = describe(value, REGISTRIES[name])
-            if value is not None:
-                lines.append(f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}\n")
-        return "".join(lines)
+        """The settings as a TOML file that `zeno train` reads back; those that are None are left out.
+
+        An object of a user's class is written as its class, with its fields if it is a dataclass of plain values. Two
+        such objects compare as equal, in any process, if these are equal.
+        """
+        from zeno.training.settings import REGISTRIES
+
+        texts = {name: describe(getattr(self, name), known) for name, known in REGISTRIES.items()}
+        task = self.task if isinstance(self.task, str) else describe(self.task, {})
+        return toml.dumps({**vars(self), **texts, "task": task})
 
 
-def key_of(toml: str) -> str:
-    """What tells runs apart: the settings in the text that `Run.to_toml` made, but for those at their defaults.
+def check_values(settings: Mapping[str, Any]) -> None:
+    """Raises ValueError for a setting of a Run that is unknown, of the wrong type or out of range.
 
-    So it is the same for what a version with fewer settings has written. Where this machine has the data is no part.
+    Settings that are left out are at their defaults. Objects, such as a rule, are not checked.
     """
-    usual = set(Run().to_toml().splitlines())
-    told = [line for line in toml.splitlines() if line not in usual and not line.startswith("data = ")]
-    return "".join(line + "\n" for line in told)
-
-
-def from_settings(settings: Mapping[str, Any]) -> Run:
-    """A Run from plain values, as a TOML file or the command line give them; errors say which one is wrong."""
     known = {f.name: f for f in fields(Run)}
-    values: dict[str, Any] = {}
     for name, value in settings.items():
         find("setting", name, {**known, **RULE_SETTINGS})
-        if name in RULE_SETTINGS:
-            continue
-        check_kind(name, kind_of(known[name]), value)
-        values[name] = value
-
-    if "split" in values:
-        values["split"] = build("split", values["split"], SPLITS)
-    if "fault" in values:
-        values["fault"] = make_fault(values["fault"])
-    rule_settings = {name: number_or_text(settings[name]) for name in RULE_SETTINGS if name in settings}
-    values["rule"] = make_rule(values.get("rule", DEFAULT_RULE), rule_settings)
-    return Run(**values)
+        if name in known:
+            check_value(known[name], value)
+    faulty, workers = settings.get("faulty", Run.faulty), settings.get("workers", Run.workers)
+    require(faulty <= workers, "faulty", faulty, f"at most workers={workers}")
 
 
-def number_or_text(value: object) -> object:
-    """What the command line has as text: 13, 5e-4 or auto."""
-    try:
-        return ast.literal_eval(value) if isinstance(value, str) else value
-    except (ValueError, SyntaxError):
-        return value
+def kind_of(f: Field[Any]) -> type:
+    """The type of a setting on the command line and in a file: int, float, bool or str."""
+    named = {"int": int, "float": float, "bool": bool}
+    return next((named[name] for name in str(f.type).split(" | ") if name in named), str)
 
 
-def check_kind(name: str, kind: object, value: object) -> None:
-    wanted: Any = (int, float) if kind is float else kind
-    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"The setting {name} does not take a {type(value).__name__}. Found {name}={value!r}.")
+def check_value(f: Field[Any], value: object) -> None:
+    """Raises ValueError for a value of the wrong type or out of range."""
+    kind = kind_of(f)
+    if value is None and f.default is None:
+        return
+    if kind is not str:
+        fits = isinstance(value, int | float if kind is float else kind) and isinstance(value, bool) == (kind is bool)
+    elif str(f.type) in ("str", "str | None"):
+        fits = isinstance(value, str)
+    else:  # text or an object, and not another type of a TOML file
+        fits = not isinstance(value, int | float | list | dict | None)
+    require(fits, f.name, value, f"of type {kind.__name__}")
+    limits = f.metadata["limits"].items()
+    words = [f"{LIMITS[name][0]} {', '.join(bound) if name == 'of' else bound}" for name, bound in limits]
+    require(all(LIMITS[name][1](value, bound) for name, bound in limits), f.name, value, " and ".join(words))
 
 
-def try_rule(rule: Rule, workers: int) -> None:
-    """Raises what the rule raises for this many candidates, however good they are."""
-    rule(torch.zeros(workers, 1), _Zeros())
-
-
-class _Zeros:
-    """An oracle of one parameter that knows nothing."""
-
-    lr = 1.0
-
-    def __call__(self, candidates: Tensor) -> Tensor:
-        return torch.zeros(len(candidates), dtype=torch.float64)
-
-    def gradient(self) -> Tensor:
-        return torch.zeros(1)
-
-    def parts(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
-        return torch.zeros(len(candidates), min(2, samples), dtype=torch.float64)
-
-
-def make_fault(text: str) -> Fault:
-    """The fault that the text names, or several: `label_flip(on=8)+crash`."""
-    parts = [build("fault", part, FAULTS) for part in split(text)]
-    return together(*parts) if len(parts) > 1 else parts[0]
-
-
-def _without_preset(text: str) -> str:
-    """The rule that the name of a preset stands for."""
-    name, _, _ = parse(text)
-    return text if name not in PRESETS else describe(build("rule", text, PRESETS), PARTS)
-
-
-def name_of(rule: Rule) -> str:
-    """The shortest text that makes this rule."""
-    preset = next((name for name, make in PRESETS.items() if make() == rule), None)
-    return preset or describe(rule, PARTS)
-
-
-def make_rule(text: str, settings: Mapping[str, Any] = NOTHING, defaults: Mapping[str, Any] = NOTHING) -> Rule:
-    """The rule, or the chain of parts, that the text names.
-
-    Settings win over the text, for every part that has a parameter of that meaning; defaults fill in what is left out.
-    """
-    texts = [_without_preset(part) for part in split(text)]
-    kinds = [find("rule", parse(part)[0], PARTS) for part in texts]
-    if kinds[-1] not in RULES.values():
-        raise ValueError(f"The rule {text!r} makes no update. End it with one that does, such as {text}+mean.")
-    parameters = [[f.name for f in fields(kind)] for kind in kinds]  # type: ignore[arg-type]
-
-    def of(part: int, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {p: value for name, value in values.items() for p in RULE_SETTINGS[name] if p in parameters[part]}
-
-    for name in settings:
-        if not any(of(part, {name: None}) for part in range(len(texts))):
-            takes = ", ".join(dict.fromkeys(p for names in parameters for p in names)) or "nothing"
-            raise ValueError(f"The rule {text!r} has no {name}. It takes: {takes}.")
-    defaults = {"trim": PAPER_TRIM, **defaults}
-    known: Mapping[str, Any] = PARTS
-    return chain(*[build("rule", part, known, of(i, defaults), of(i, settings)) for i, part in enumerate(texts)])
+def require(holds: bool, name: str, value: object, condition: str) -> None:
+    if not holds:
+        raise ValueError(f"The setting {name} must be {condition}. Found {name}={value!r}.")

@@ -1,0 +1,135 @@
+"""From settings to the parts of a run: the problem, the workers, the optimizer and the server's engine."""
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+
+from zeno.faults import Faulty
+from zeno.faults.injection import poisoned
+from zeno.problem.dataset import generator, hold_out
+from zeno.problem.problem import Problem
+from zeno.problem.registry import build, parse
+from zeno.problem.tasks import Task, load_task, on_device, with_model
+from zeno.server.engine import Engine
+from zeno.training.execution import ExecutionSettings
+from zeno.training.run import Run
+from zeno.workers.cluster import Cluster
+from zeno.workers.local import LocalCluster
+from zeno.workers.momentum import MomentumCluster
+from zeno.workers.worker import Worker
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type) and kind is not Optimizer
+}
+SCHEDULES: dict[str, Callable[..., LRScheduler]] = {
+    name.lower(): kind
+    for name, kind in vars(lr_scheduler).items()
+    if isinstance(kind, type) and issubclass(kind, LRScheduler) and kind is not LRScheduler
+}
+
+
+def make_task(run: Run) -> Task:
+    """The task of a run, with the model that the run names."""
+    task = run.task if isinstance(run.task, Task) else load_task(run.task, Path(run.data) if run.data else None)
+    return with_model(task, run.model) if run.model else task
+
+
+def make_problem(run: Run, device: torch.device) -> tuple[Task, Problem]:
+    """The task of a run, and its model with the initial parameters."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):  # tasks and models draw numbers
+        torch.manual_seed(int(generator(run.seed, "task").integers(2**63)))
+        task = on_device(make_task(run), device)
+        torch.manual_seed(int(generator(run.seed, "initialisation").integers(2**63)))
+        return task, Problem(task.model(), task.loss)
+
+
+def make_engine(run: Run, task: Task, problem: Problem, execution: ExecutionSettings, stack: ExitStack) -> Engine:
+    """The server of a run with its cluster; both are closed with the stack."""
+    server_samples, worker_samples = hold_out(len(task.train), run.server_data, generator(run.seed, "hold out"))
+    cluster = stack.enter_context(make_cluster(run, task, problem, worker_samples, execution))
+    scorer = None
+    if execution.scorers:
+        from zeno.workers.ray import RayScorers
+
+        scorer = stack.enter_context(closing(RayScorers(problem, execution.scorers)))
+    optimizer, schedule = make_optimizer(run, nn.Parameter(problem.flat.clone()))  # [d]
+    engine = Engine(problem, run.rule, cluster, task.train, server_samples, optimizer, schedule, run.seed, scorer)
+    stack.enter_context(closing(engine))
+    if isinstance(cluster, Faulty):
+        cluster.trial = engine.trial  # some faults know the rule
+    return engine
+
+
+def make_cluster(
+    run: Run, task: Task, problem: Problem, samples: Tensor, execution: ExecutionSettings = ExecutionSettings()
+) -> Cluster:
+    """The workers of a run, including the faulty ones. They share these samples of the training set."""
+    shards = run.split(task.train.targets[samples].cpu(), run.workers, generator(run.seed, "split"))
+    if min(len(shard) for shard in shards) == 0:
+        raise ValueError(
+            f"{run.split} leaves a worker without samples: there are {len(samples)} for {run.workers} workers. "
+            "Use fewer workers, or the split iid."
+        )
+    lrs = learning_rates(run) if run.local_steps > 1 else ()
+    workers = [
+        Worker(i, problem, task.train, samples[shard], run.batch_size, run.seed, run.precision, run.local_steps, lrs)
+        for i, shard in enumerate(shards)
+    ]
+    workers = poisoned(workers, run.faulty_workers()) if run.faulty else workers
+    cluster: Cluster = LocalCluster(workers) if execution.cluster == "local" else _ray_cluster(workers, execution)
+    cluster = MomentumCluster(cluster, run.worker_momentum) if run.worker_momentum else cluster
+    return Faulty(cluster, run.faulty_workers(), run.seed) if run.faulty else cluster
+
+
+def _ray_cluster(workers: list[Worker], execution: ExecutionSettings) -> Cluster:
+    from zeno.workers.ray import RayCluster  # Ray is an extra
+
+    problem = workers[0].problem
+    if problem.flat.dtype != torch.float32:
+        raise ValueError(f"A Ray cluster sends float32 only. Found parameters of {problem.flat.dtype}.")
+    for name, buffer in problem.buffers.items():
+        try:
+            buffer.cpu().numpy()
+        except TypeError as error:
+            raise ValueError(f"A Ray cluster cannot send the buffer {name} of the model: {error}.") from None
+    return RayCluster(
+        workers,
+        workers_per_actor=execution.workers_per_actor,
+        deadline=execution.deadline,
+        patience=execution.patience,
+        address=execution.address,
+        cpus_per_actor=execution.cpus_per_actor,
+    )
+
+
+def make_optimizer(run: Run, params: nn.Parameter) -> tuple[Optimizer, LRScheduler | None]:
+    """The optimizer over the flat vector [d], and the schedule of its learning rate: torch's, by name."""
+    for text in filter(None, (run.optimizer, run.schedule)):
+        _, args, keywords = parse(text)
+        if args:
+            raise ValueError(f"Parameters of optimizers and schedules need their names. Found {text!r}.")
+        if "lr" in keywords:
+            raise ValueError(f"The learning rate is the setting lr. Found {text!r}. Set lr instead.")
+    optimizer = build("optimizer", run.optimizer, OPTIMIZERS, overrides={"params": [params], "lr": run.lr})
+    if run.schedule is None:
+        return optimizer, None
+    return optimizer, build("schedule", run.schedule, SCHEDULES, overrides={"optimizer": optimizer})
+
+
+def learning_rates(run: Run) -> tuple[float, ...]:
+    """The learning rate of every step: a schedule depends on the number of the step only."""
+    params = nn.Parameter(torch.zeros(1))
+    params.grad = torch.zeros(1)
+    optimizer, schedule = make_optimizer(run, params)
+    rates = []
+    for _ in range(run.steps):
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+    return tuple(rates)

@@ -1,0 +1,41 @@
+"""A dry run: the code that a run will call, tried on zeros, so that mistakes show now and not after an hour."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from zeno.rules import Rule
+from zeno.training.build import learning_rates
+from zeno.training.run import Run
+
+
+def dry_run(run: Run) -> None:
+    """Raises ValueError if the rule cannot work with this many workers, or the optimizer and its schedule cannot."""
+    try_rule(run.rule, run.workers)
+    try:
+        learning_rates(replace(run, steps=1))  # calls the optimizer and the schedule
+    except (TypeError, RuntimeError, ArithmeticError) as error:
+        name = f"optimizer={run.optimizer!r} with schedule={run.schedule!r}"
+        raise ValueError(f"A run cannot use {name}: {error}.") from error
+
+
+def try_rule(rule: Rule, workers: int) -> None:
+    """Raises what the rule raises for this many candidates, whatever they are."""
+    rule(torch.zeros(workers, 1), _Zeros())
+
+
+class _Zeros:
+    """An oracle for a loss of one parameter that is 0 everywhere."""
+
+    lr = 1.0
+
+    def descents(self, candidates: Tensor | Sequence[Tensor]) -> Tensor:
+        return torch.zeros(len(candidates), dtype=torch.float64)
+
+    def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
+        return torch.zeros(len(candidates), min(2, samples), dtype=torch.float64)
+
+    def gradient(self) -> Tensor:
+        return torch.zeros(1)
