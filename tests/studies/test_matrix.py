@@ -1,4 +1,4 @@
-"""Every rule against every fault: the right numbers in the right cells, whatever happens on the way."""
+"""Every rule against every fault: the right numbers in the right cells, also after errors and interrupts."""
 
 import json
 import os
@@ -19,9 +19,12 @@ from matplotlib.image import imread
 
 import zeno
 from zeno.cli import app as cli
-from zeno.report.tables import heat_map, matrix_markdown, matrix_tables, worst
-from zeno.studies import matrix
-from zeno.studies.matrix import CELLS_FILE, REFERENCE, Entry, Grid, Result, plan
+from zeno.cli.options import read_toml
+from zeno.report.matrix import Entry, Grid, heat_map, matrix_markdown, matrix_tables
+from zeno.studies import matrix, sweep
+from zeno.studies.matrix import CELLS_FILE, REFERENCE, plan
+from zeno.studies.processes import Failed
+from zeno.studies.sweep import Job, Outcome
 
 SMALL = ["--rule", "median", "--rule", "zeno", "--fault", "label_flip", "--fault", "sign_flip(10)"]
 SMALL += ["--faulty", "3", "--workers", "5", "--steps", "3"]
@@ -38,7 +41,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two rules against two faults, trained by the command line in a process of its own."""
+    """Two rules against two faults, trained by the command line in one process."""
     path = tmp_path_factory.mktemp("matrix") / "out"
     with pytest.MonkeyPatch.context() as patched:
         assert run(patched, *SMALL, "--processes", 1, "--out", path) == 0
@@ -77,20 +80,18 @@ def test_numbers_are_those_of_the_runs_and_in_their_places(folder: Path) -> None
 
 
 def test_the_reference_is_the_mean_of_the_workers_that_are_not_faulty() -> None:
-    cell = plan({"faulty": 2, "workers": 5, "steps": 1}).cells[0]
-    assert (cell.rule, cell.fault, cell.faulty) == (REFERENCE, None, 2)
-    assert zeno.train(cell.run)[0].kept == [False, False, True, True, True]
+    place, (job,) = next(iter(plan({"faulty": 2, "workers": 5, "steps": 1}).cells.items()))
+    assert place == (REFERENCE, None, 2)
+    assert zeno.train(job.run)[0].kept == [False, False, True, True, True]
 
 
-def in_this_process(trained: list[zeno.Run]) -> Callable[..., Iterator[tuple[zeno.Run, Result]]]:
-    """Stands in for `in_processes`, and notes what it is asked to train."""
+def in_this_process(trained: list[zeno.Run]) -> Callable[..., Iterator[tuple[Job, Outcome]]]:
+    """Stands in for `in_processes`, and collects the runs it trains."""
 
-    def do_all(
-        do: Callable[[zeno.Run], Result], jobs: Iterable[zeno.Run], *_: object
-    ) -> Iterator[tuple[zeno.Run, Result]]:
+    def do_all(do: Callable[..., Outcome], jobs: Iterable[Job], *_: object) -> Iterator[tuple[Job, Outcome]]:
         for job in jobs:
-            trained.append(job)
-            yield job, do(job)
+            trained.append(job.run)
+            yield job, do(job, lambda record: None)
 
     return do_all
 
@@ -105,7 +106,7 @@ def test_resume_trains_only_what_is_missing_or_failed(
     failed = json.dumps({**json.loads(lines[2]), "accuracy": None, "error": "died: killed by SIGKILL"}) + "\n"
     (cut / CELLS_FILE).write_text(lines[0] + lines[1] + failed + lines[3] + lines[4][:40])
     trained: list[zeno.Run] = []
-    monkeypatch.setattr(matrix, "in_processes", in_this_process(trained))
+    monkeypatch.setattr(sweep, "in_processes", in_this_process(trained))
     assert run(monkeypatch, "--resume", cut, "--json") == 0
     assert {r.to_toml() for r in trained} == {json.loads(lines[2])["run"], json.loads(lines[4])["run"]}
     found, before = json.loads(capsys.readouterr().out), json.loads((folder / "matrix.json").read_text())
@@ -144,22 +145,25 @@ def test_a_cell_that_fails_and_a_process_that_dies_leave_the_others_alone(
     arguments = ["--task", "dying_task:task", "--rule", "mean", "--fault", "crash", "--fault", "zero"]
     arguments += ["--faulty", "1", "--workers", "3", "--steps", "2", "--batch-size", "5", "--seeds", "3"]
     assert run(monkeypatch, *arguments, "--processes", 2, "--out", "out") == 1
-    results = matrix.read(tmp_path / "out")
-    by_seed: dict[int, list[matrix.Result]] = {}
+    results = matrix.outcomes_in(tmp_path / "out").read()
+    by_seed: dict[int, list[Outcome | Failed]] = {}
     for key, result in results.items():
-        told = re.search(r"^seed = (\d+)$", key, flags=re.MULTILINE)  # which is left out of the key at its default
-        by_seed.setdefault(int(told[1]) if told else zeno.Run().seed, []).append(result)
-    assert [r.error for r in by_seed[0]] == [None, None]  # the mean under crash is the reference, and trained once
-    assert [r.error for r in by_seed[1]] == ["died: killed by SIGKILL"] * 2
-    assert all("the disk is gone" in str(r.error) for r in by_seed[2])
+        seed = re.search(r"^seed = (\d+)$", key, flags=re.MULTILINE)  # which is left out of the key at its default
+        by_seed.setdefault(int(seed[1]) if seed else zeno.Run().seed, []).append(result)
+    assert [type(r) for r in by_seed[0]] == [
+        Outcome,
+        Outcome,
+    ]  # the mean under crash is the reference, and trained once
+    assert by_seed[1] == [Failed("died: killed by SIGKILL")] * 2
+    assert all(isinstance(r, Failed) and "the disk is gone" in r.error for r in by_seed[2])
     entries = json.loads(Path("out/matrix.json").read_text())["cells"]
     assert [(e["n"], e["accuracy"] is None, len(e["errors"])) for e in entries] == [(1, False, 2)] * 2
     assert "!" in Path("out/matrix.md").read_text().split("| mean |")[1]
-    assert "4 of 6 cells failed" in capsys.readouterr().err
+    assert "4 of 6 runs failed" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_there_is_and_ends_the_processes(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_finished_cells_and_ends_the_processes(tmp_path: Path) -> None:
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += "from zeno.cli.app import main; main()"
     arguments = ["matrix", *SMALL, "--seeds", "100", "--processes", "1", "--out", str(tmp_path / "out")]
@@ -180,11 +184,11 @@ def test_ctrl_c_keeps_what_there_is_and_ends_the_processes(tmp_path: Path) -> No
     shown, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    assert f"to go on: zeno matrix --resume {tmp_path / 'out'}" in errors
+    assert f"to continue: zeno matrix --resume {tmp_path / 'out'}" in errors
     assert "label_flip" in shown
-    kept = matrix.read(tmp_path / "out")
+    kept = matrix.outcomes_in(tmp_path / "out").read()
     assert 1 < len(kept) < 500
-    assert all(result.error is None for result in kept.values())
+    assert all(isinstance(result, Outcome) for result in kept.values())
     assert {"matrix.json", "matrix.md", "matrix-q3.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
     with suppress(ProcessLookupError):
         while time.monotonic() < deadline:
@@ -215,7 +219,7 @@ def test_tables_mark_the_best_the_diverged_and_the_failed() -> None:
         "| mean | 10.0\\* | **80.0** | failed | - |",
         "| rule_1 | **70.0** | 60.0 | **50.0** | **50.0** |",
     ]
-    assert worst(grid().rows[1]) is None  # not known: one of them failed
+    assert np.isnan(grid().values[1, -1])  # the worst is not known: one of them failed
     assert len(matrix_tables(grid(), width=100)) == 1
     assert len(matrix_tables(grid(30), width=100)) == 3
 
@@ -232,27 +236,29 @@ def test_the_heat_map_shows_light_and_dark_cells_with_numbers_that_can_be_read(t
     assert middle.max() > 0.9  # and light ones
 
 
-def test_each_rule_is_told_of_as_many_faulty_workers_as_it_bears() -> None:
+def test_each_rule_is_set_to_tolerate_as_many_faulty_workers_as_it_can() -> None:
     settings: dict[str, Any] = {"rule": ["krum", "zeno", "zeno(trim=5)"], "fault": "zero", "faulty": [4, 19]}
-    told = {(c.rule, c.faulty): c.run.rule for c in plan(settings).cells[1:]}
-    assert told["krum", 4] == zeno.Krum(faulty=4)
-    assert told["krum", 19] == zeno.Krum(faulty=8)
-    assert told["zeno", 19] == zeno.Zeno(trim=19, batch_size=32)
-    assert told["zeno(trim=5)", 19] == zeno.Zeno(trim=5, batch_size=32)
+    used = {(place.rule, place.faulty): job.run.rule for place, (job,) in plan(settings).cells.items()}
+    assert used["krum", 4] == zeno.Krum(faulty=4)
+    assert used["krum", 19] == zeno.Krum(faulty=8)
+    assert used["zeno", 19] == zeno.Zeno(trim=19, batch_size=32)
+    assert used["zeno(trim=5)", 19] == zeno.Zeno(trim=5, batch_size=32)
     trimmed = plan({**settings, "trim": 7}).cells
-    assert {c.run.rule for c in trimmed if c.rule == "zeno"} == {zeno.Zeno(trim=7, batch_size=32)}
+    assert {job.run.rule for place, (job,) in trimmed.items() if place.rule == "zeno"} == {
+        zeno.Zeno(trim=7, batch_size=32)
+    }
 
 
-def test_all_stands_for_what_is_registered_and_names_that_come_to_the_same_are_taken_once(tmp_path: Path) -> None:
+def test_all_stands_for_everything_registered_and_equal_rules_are_taken_once(tmp_path: Path) -> None:
     everything = plan({"rule": "all", "fault": ["sign_flip(10)", "all", "sign_flip(scale=10)"], "faulty": [2, 2]})
     assert everything.rules == tuple(zeno.RULES)
     assert everything.faults == ("sign_flip(scale=10)", *zeno.FAULTS)
     assert everything.faulty == (2,)
     assert plan({"rule": ["krum", " krum", "krum(faulty=2)"], "faulty": 2}).rules == ("krum",)
     (tmp_path / "matrix.toml").write_text(everything.to_toml())
-    again = plan(cli._read_toml(tmp_path / "matrix.toml"))
-    assert [cell.key for cell in again.cells] == [cell.key for cell in everything.cells]
-    assert all(cell.run.eval_every == cell.run.steps == 200 for cell in again.cells)
+    again = plan(read_toml(tmp_path / "matrix.toml"))
+    assert [job.key for job in again.jobs()] == [job.key for job in everything.jobs()]
+    assert all(job.run.eval_every == job.run.steps == 200 for job in again.jobs())
 
 
 MISTAKES = [
@@ -265,6 +271,8 @@ MISTAKES = [
     ({"rule": 3}, "each rule as text. Found 3"),
     ({"fault": []}, "at least one rule, one fault"),
     ({"stepps": 3}, "Unknown setting 'stepps'"),
+    ({"optimizer": "lbfgs"}, "A run cannot use optimizer='lbfgs'"),
+    ({"schedule": "steplr"}, "missing a required argument: 'step_size'"),
 ]
 
 

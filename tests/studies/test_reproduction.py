@@ -1,6 +1,5 @@
-"""The paper's figures as runs, its claims as checks, and the command that trains what is missing."""
+"""The paper's figures as runs, its claims as checks, and the command that trains the missing runs."""
 
-import fcntl
 import json
 import math
 import os
@@ -8,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +15,16 @@ import pytest
 
 import zeno
 from zeno.cli import app as cli
-from zeno.studies import reproduction as experiments
-from zeno.studies.reproduction import CLAIMS, SCALES, Curve, Evidence, Scale, claims, figures, judge, pages, reproduce
-from zeno.studies.reproduction.figures import BASELINES, OURS, WITHOUT_FAULTS, Figure, Panel
-from zeno.studies.reproduction.scales import key
+from zeno.records.files import locked
+from zeno.studies import sweep
+from zeno.studies.compare import WITHOUT_FAULTS
+from zeno.studies.reproduction import pages, reproduce
+from zeno.studies.reproduction.claims import CLAIMS, judge
+from zeno.studies.reproduction.evidence import Evidence, NotRun, Place, Verdict, both, end
+from zeno.studies.reproduction.figures import BASELINES, OURS, Figure, Panel, figures
+from zeno.studies.reproduction.reproduce import jobs_of
+from zeno.studies.reproduction.scales import SCALE_FILE, SCALES, Scale, scale_of
+from zeno.studies.sweep import Job, Outcome, finished, key, missing
 
 TINY = ["--scale", "smoke", "--epochs", "1"]
 PANEL = "bit_flip/q12"
@@ -33,10 +38,18 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return int(end.value.code or 0)
 
 
-def curve(accuracy: float, loss: float | None = 1.0, epochs: int = 5) -> Curve:
+def curve(accuracy: float, loss: float | None = 1.0, epochs: int = 5) -> Outcome:
     """A run that was at chance until its last evaluation."""
     before = [0.1] * (epochs - 1)
-    return Curve([*range(epochs)], [*before, accuracy], [*[2.3] * (epochs - 1), loss], None, None, 0, 1.0)
+    return Outcome([*range(epochs)], [*before, accuracy], [*[2.3] * (epochs - 1), loss], None, None, 0, 1.0)
+
+
+def runs_of(chosen: Sequence[Figure]) -> list[zeno.Run]:
+    return [job.run for job in jobs_of(chosen, Path())]
+
+
+def curves_of(folder: Path) -> dict[str, Outcome]:
+    return finished(reproduce.outcomes_in(folder).read())
 
 
 def panels(scale: Scale) -> dict[str, Panel]:
@@ -55,20 +68,20 @@ def test_every_run_is_the_papers() -> None:
             assert (run.lr, run.split) == ((0.05, zeno.Disjoint()) if disjoint else (0.1, zeno.IID()))
 
 
-def test_rules_are_told_what_the_paper_tells_them() -> None:
+def test_rules_have_the_parameters_of_the_paper() -> None:
     made = panels(SCALES["small"])
     trims = {"no_faults/q0": 4, "label_flip/q8": 9, "bit_flip/q12": 13, "disjoint_label_flip/q12": 13}
     for name, trim in trims.items():
         rules = {curve: runs[0].rule for curve, runs in made[name].curves.items()}
         assert rules["zeno"] == zeno.Zeno(trim=trim, rho=5e-4, batch_size=4)
         assert rules["krum"] == zeno.Krum(faulty=min(trim, 8))
-        assert rules[OURS] == zeno.Zeno.auto()
+        assert rules[OURS] == zeno.ZenoAuto()
     sizes = {name: runs[0].rule for name, runs in made["batch_size/q8"].curves.items() if name.startswith("n_r")}
     assert sizes == {f"n_r = {n}": zeno.Zeno(trim=9, batch_size=n) for n in (1, 2, 4, 8, 16)}
     assert {OURS, WITHOUT_FAULTS} < set(made["rho_and_trim/rho"].curves)
 
 
-def test_who_is_faulty_and_how_often_each_is_repeated() -> None:
+def test_faulty_workers_and_repeats_are_the_papers() -> None:
     made = panels(SCALES["small"])
     for name, panel in made.items():
         for curve_name, runs in panel.curves.items():
@@ -83,37 +96,41 @@ def test_who_is_faulty_and_how_often_each_is_repeated() -> None:
 
 def test_what_figures_share_is_trained_once() -> None:
     chosen = figures(SCALES["small"], ["label_flip/q8", "bit_flip/q8", "no_faults", "batch_size"])
-    runs = reproduce.runs_of(chosen)
+    runs = runs_of(chosen)
     assert len(runs) == len({key(run) for run in runs}) == 5 + 5 + 5 + 4  # the mean without faults, and n_r = 4, once
     assert len({reproduce.folder_of(run) for run in runs}) == len(runs)
 
 
 def test_first_repeats_come_first() -> None:
-    seeds = [run.seed for run in reproduce.runs_of(figures(SCALES["small"]))]
+    seeds = [run.seed for run in runs_of(figures(SCALES["small"]))]
     assert seeds == sorted(seeds)
     assert set(seeds) == {0, 1, 2}
 
 
-def test_where_the_data_is_does_not_tell_runs_apart() -> None:
+def test_the_folder_of_the_data_does_not_distinguish_runs() -> None:
     there = replace(SCALES["small"], data="/elsewhere")
     assert key(there.run()) == key(SCALES["small"].run())
     assert there.run().data == "/elsewhere"
     assert key(there.run()) != key(replace(there.run(), seed=5))
 
 
-def test_results_of_an_older_version_with_fewer_settings_are_known_again() -> None:
-    published = reproduce.read(Path(__file__).parent.parent.parent / "docs" / "reproduction" / "small")
-    runs = reproduce.runs_of(figures(SCALES["small"]))
+def test_results_of_an_older_version_with_fewer_settings_are_recognized() -> None:
+    published = curves_of(Path(__file__).parent.parent.parent / "docs" / "reproduction" / "small")
+    runs = runs_of(figures(SCALES["small"]))
     assert len(published) > 20
     assert published.keys() <= {key(run) for run in runs}
 
 
-def test_where_the_data_is_stays_out_of_the_settings() -> None:
+def test_scales_of_an_older_version_are_read() -> None:
+    assert scale_of(Path(__file__).parent.parent.parent / "docs" / "reproduction" / "small") == SCALES["small"]
+
+
+def test_the_folder_of_the_data_stays_out_of_the_settings() -> None:
     there = replace(SCALES["small"], data="/elsewhere")
     assert "elsewhere" not in there.to_toml()
 
 
-def test_a_figure_that_is_not_there() -> None:
+def test_an_unknown_figure_raises() -> None:
     with pytest.raises(
         ValueError, match=r"There is no figure 'label_flip/q9'\. There are: no_faults, .*label_flip/q12"
     ):
@@ -130,7 +147,7 @@ def evidence(accuracies: Mapping[str, Ends], losses: Mapping[str, float | None] 
     """One panel, a/b, with these ends of its curves."""
     base = SCALES["smoke"].run()
     runs: dict[str, tuple[zeno.Run, ...]] = {}
-    found: dict[str, Curve] = {}
+    found: dict[str, Outcome] = {}
     for number, (name, ends) in enumerate(accuracies.items()):
         ends = [ends] if isinstance(ends, float) else ends
         runs[name] = tuple(replace(base, seed=10 * number + k) for k in range(len(ends)))
@@ -139,69 +156,72 @@ def evidence(accuracies: Mapping[str, Ends], losses: Mapping[str, float | None] 
     return Evidence([Figure("a", "", "", (Panel("b", "", runs),))], found)
 
 
-A = ("a", "b")
+A: Place = ("a", "b")
 
 
 def test_the_winner_is_compared_with_the_best_of_the_others() -> None:
     seen = evidence({"zeno": 0.5, "mean": 0.2, "median": 0.45, "krum": 0.1})
-    verdict = claims.beats(A)(seen)
+    verdict = seen.beats(A)
     assert verdict.holds
     assert verdict.by == pytest.approx(0.05)
     assert verdict.seen == "zeno 50.0%, median 45.0%"
-    assert not claims.beats(A, "mean", ["median"])(seen).holds
+    assert not seen.beats(A, "mean", ["median"]).holds
 
 
 def test_repeats_are_compared_seed_by_seed() -> None:
     seen = evidence({"zeno": [0.5, 0.7, 0.6], "mean": [0.3, 0.4, 0.5]})
-    verdict = claims.beats(A, "zeno", ["mean"])(seen)
+    verdict = seen.beats(A, "zeno", ["mean"])
     assert verdict.by == pytest.approx(0.2)  # of 0.2, 0.3, 0.1
     assert verdict.error == pytest.approx(0.1 / math.sqrt(3))
     assert verdict.seen == "zeno 60.0%, mean 40.0%"
 
 
-def test_repeats_that_one_of_them_lacks_are_left_out_and_that_is_said() -> None:
+def test_repeats_that_one_curve_lacks_are_left_out_and_counted() -> None:
     seen = evidence({"zeno": [0.5, None, 0.9], "mean": [0.4, 0.2, None]})
-    verdict = claims.beats(A, "zeno", ["mean"])(seen)
+    verdict = seen.beats(A, "zeno", ["mean"])
     assert verdict.by == pytest.approx(0.1)
     assert verdict.error is None
     assert verdict.seen == "zeno 50.0%, mean 40.0% (1 of 3 repeats)"
-    assert seen.accuracy(A, "zeno") == pytest.approx(0.7)
-    with pytest.raises(claims.NotRun, match="a/b, zeno, mean"):
-        claims.beats(A, "zeno", ["mean"])(evidence({"zeno": [0.5, None], "mean": [None, 0.2]}))
-    with pytest.raises(claims.NotRun, match="a/b, mean"):
-        claims.beats(A, "zeno", ["mean"])(evidence({"zeno": [0.5], "mean": [None]}))
+    assert seen.ends(seen.figures[0].panels[0])["zeno"] == pytest.approx(0.7)
+    with pytest.raises(NotRun, match="a/b, zeno, mean"):
+        evidence({"zeno": [0.5, None], "mean": [None, 0.2]}).beats(A, "zeno", ["mean"])
+    with pytest.raises(NotRun, match="a/b, mean"):
+        evidence({"zeno": [0.5], "mean": [None]}).beats(A, "zeno", ["mean"])
 
 
 def test_a_curve_ends_with_its_last_fifth() -> None:
-    assert claims.end([0.0] * 8 + [0.4, 0.6]) == pytest.approx(0.5)
-    assert claims.end([0.1, 0.2, 0.7]) == 0.7
+    assert end([0.0] * 8 + [0.4, 0.6]) == pytest.approx(0.5)
+    assert end([0.1, 0.2, 0.7]) == 0.7
 
 
 @pytest.mark.parametrize(
     ("check", "by"),
     [
-        (claims.close_to(A, "x", "y"), 0.03 - 0.02),
-        (claims.close_to(A, "x", "z"), 0.03 - 0.20),
-        (claims.not_below(A, "y", "x"), 0.03 - 0.02),
-        (claims.not_below(A, "x", "z"), 0.03 + 0.20),
-        (claims.keeps(A, "z", "x"), 0.30 - 0.375),
-        (claims.loses(A, "z", "x", 0.7), 0.35 - 0.30),
-        (claims.worst(A, "z", ["x", "y"]), 0.48 - 0.30),
-        (claims.at_most_apart(A, ["x", "y", "z"], 0.05), 0.05 - 0.20),
-        (claims.beats(A, "x", ["y"], by=0.03), 0.02 - 0.03),
-        (claims.leads_more(A, A, "x", ["y"]), 0.0),
-        (claims.leads_more(A, A, "z", ["y"]), -0.18),
-        (claims.both(claims.beats(A, "x", ["y"]), claims.beats(A, "z", ["x"])), 0.30 - 0.50),
+        (lambda e: e.close_to(A, "x", "y"), 0.03 - 0.02),
+        (lambda e: e.close_to(A, "x", "z"), 0.03 - 0.20),
+        (lambda e: e.not_below(A, "y", "x"), 0.03 - 0.02),
+        (lambda e: e.not_below(A, "x", "z"), 0.03 + 0.20),
+        (lambda e: e.keeps(A, "z", "x"), 0.30 - 0.375),
+        (lambda e: e.loses(A, "z", "x", 0.7), 0.35 - 0.30),
+        (lambda e: e.worst(A, "z", ["x", "y"]), 0.48 - 0.30),
+        (lambda e: e.at_most_apart(A, ["x", "y", "z"], 0.05), 0.05 - 0.20),
+        (lambda e: e.beats(A, "x", ["y"], margin=0.03), 0.02 - 0.03),
+        (lambda e: e.leads_more(A, A, "x", ["y"]), 0.0),
+        (lambda e: e.leads_more(A, A, "z", ["y"]), -0.18),
+        (lambda e: both(e.beats(A, "x", ["y"]), e.beats(A, "z", ["x"])), 0.30 - 0.50),
     ],
 )
-def test_checks_by_hand(check: claims.Check, by: float) -> None:
+def test_checks_by_hand(check: Callable[[Evidence], Verdict], by: float) -> None:
     verdict = check(evidence({"x": 0.50, "y": 0.48, "z": 0.30}))
     assert verdict.by == pytest.approx(by)
     assert verdict.holds == (by > 0)
 
 
 def test_alone_converges_needs_both_sides() -> None:
-    check = claims.alone_converges([A])
+
+    def check(seen: Evidence) -> Verdict:
+        return seen.alone_converges(A)
+
     names = dict.fromkeys(["zeno", *BASELINES], 0.1)
     assert check(evidence(names, {"zeno": 2.0, "mean": 2.5, "median": None, "krum": 9.0})).by == pytest.approx(
         2.5 - math.log(10)
@@ -210,7 +230,7 @@ def test_alone_converges_needs_both_sides() -> None:
     assert not check(evidence(names, {"zeno": None, "mean": 2.5, "median": None, "krum": 9.0})).holds
 
 
-def test_of_what_learned_nothing_no_claim_of_robustness_holds() -> None:
+def test_no_claim_of_robustness_holds_if_nothing_is_learned() -> None:
     made = figures(SCALES["small"])
     good = {key(run): curve(0.5) for figure in made for run in figure.runs if not run.faulty}
     chance = {key(run): curve(0.1) for figure in made for run in figure.runs if run.faulty}
@@ -249,11 +269,11 @@ def test_reasons_are_given_where_a_claim_fails_and_only_there() -> None:
     assert failed.word == "fails"
     assert failed.verdict is not None
     assert failed.verdict.by == pytest.approx(-0.2 - 0.03)  # much better: by more than 3 points
-    assert failed.why_not is not None
-    assert by_name["robust to b"].why_not is None
-    assert "after 10 epochs" in (by_name["no faults: as fast as mean"].why_not or "")
+    assert "Likely: scores on 4 samples" in failed.seen
+    assert "Likely" not in by_name["robust to b"].seen
+    assert "Likely: after 10 epochs" in by_name["no faults: as fast as mean"].seen
     few = judge(replace(scale, epochs=2), Evidence(made, zeno_loses))
-    assert "after 2 epochs" in (few[0].why_not or "")
+    assert "Likely: after 2 epochs" in few[0].seen
 
 
 # The command
@@ -272,7 +292,7 @@ def tiny() -> Scale:
 
 
 def test_curves_are_those_of_the_runs(folder: Path) -> None:
-    curves = experiments.read(folder)
+    curves = curves_of(folder)
     (figure,) = figures(tiny(), [PANEL])
     assert set(curves) == {key(run) for run in figure.runs}
     for name, runs in figure.panels[0].curves.items():
@@ -289,8 +309,8 @@ def test_the_page_has_claims_pictures_and_numbers(folder: Path) -> None:
     assert "![I.i.d. data, bit flip](bit_flip.png)" in page
     assert (folder / "bit_flip.png").stat().st_size > 10_000
     assert not (folder / "label_flip.png").exists()
-    assert page.count("Not run.") == len(experiments.FIGURES) - 1
-    curves = experiments.read(folder)
+    assert page.count("Not run.") == len(figures(tiny())) - 1
+    curves = curves_of(folder)
     runs = panels(tiny())[PANEL].curves["zeno"]
     accuracy = sum(curves[key(run)].accuracy[-1] or 0 for run in runs) / 2
     assert f"| zeno | {accuracy:.1%} |" in page
@@ -303,37 +323,38 @@ def test_what_is_finished_is_not_trained_again(folder: Path, monkeypatch: pytest
     before = (folder / reproduce.CURVES_FILE).read_text()
     with (folder / reproduce.CURVES_FILE).open("a") as file:
         file.write('{"run": "cut off')
-    monkeypatch.setattr(reproduce, "in_processes", lambda do, jobs, *_: iter([(jobs[0], "trained")] if jobs else []))
+    monkeypatch.setattr(sweep, "in_processes", lambda do, jobs, *_: iter([(jobs[0], "trained")] if jobs else []))
     assert command(monkeypatch, PANEL, "--resume", folder) == 0
     assert (folder / reproduce.CURVES_FILE).read_text() == before
 
 
 @pytest.mark.slow
-def test_an_interrupted_reproduction_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_reproduction_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     arguments = [sys.executable, "-c", "from zeno.cli.app import main; main()", "reproduce", PANEL, "--scale", "smoke"]
     process = subprocess.Popen([*arguments, "--epochs", "4", "--repeats", "1", "--processes", "1", "--out", str(out)])
     try:
         until = time.monotonic() + 120
-        while not experiments.read(out) and time.monotonic() < until:
+        while not curves_of(out) and time.monotonic() < until:
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(60) == 130
     finally:
         process.kill()
     scale = replace(SCALES["smoke"], epochs=4, repeats=1, repeats_of_hard=1)
-    left = reproduce.missing(figures(scale, [PANEL]), experiments.read(out))
+    jobs = jobs_of(figures(scale, [PANEL]), out)
+    left = missing(jobs, reproduce.outcomes_in(out).read())
     assert 0 < len(left) < 6
     assert "runs are finished" in (out / pages.SUMMARY_FILE).read_text()
 
     assert command(monkeypatch, PANEL, "--resume", out) == 0
-    curves = experiments.read(out)
-    assert not reproduce.missing(figures(scale, [PANEL]), curves)
-    last = zeno.train(left[0])  # the one that was stopped in the middle, or not begun
-    assert curves[key(left[0])].accuracy == [r.accuracy for r in last if r.evaluated]
+    curves = curves_of(out)
+    assert not missing(jobs, curves)
+    last = zeno.train(left[0].run)  # the one that was stopped in the middle, or not begun
+    assert curves[left[0].key].accuracy == [r.accuracy for r in last if r.evaluated]
 
 
-def test_a_run_that_fails_takes_no_other_with_it(
+def test_a_run_that_fails_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -341,14 +362,14 @@ def test_a_run_that_fails_takes_no_other_with_it(
     blocked = out / reproduce.RUNS / reproduce.folder_of(figure.runs[0])
     blocked.parent.mkdir(parents=True)
     blocked.write_text("not a folder")
-    (out / experiments.SCALE_FILE).write_text(tiny().to_toml())
+    (out / SCALE_FILE).write_text(tiny().to_toml())
     assert command(monkeypatch, "bit_flip/q8", "--resume", out, "--processes", 1) == 1
-    assert len(experiments.read(out)) == len({key(run) for run in figure.runs}) - 1
-    told = capsys.readouterr().err
-    assert "1 runs failed, the others are kept" in told
-    assert f"To go on: zeno reproduce --resume {out} bit_flip/q8" in told
+    assert len(curves_of(out)) == len({key(run) for run in figure.runs}) - 1
+    shown = capsys.readouterr().err
+    assert f"1 of {len({key(run) for run in figure.runs})} runs failed, the first with " in shown
+    assert f"to continue: zeno reproduce --resume {out} bit_flip/q8" in shown
     assert "runs are finished" in (out / pages.SUMMARY_FILE).read_text()
-    assert blocked.name in told.replace("\n", "")
+    assert blocked.name in shown.replace("\n", "")
 
 
 @pytest.mark.parametrize(
@@ -359,14 +380,14 @@ def test_a_run_that_fails_takes_no_other_with_it(
         (["--scale", "smoke", "--epochs", "0"], "A scale needs epochs of at least 1. Found epochs=0."),
         (["--scale", "smoke", "--processes", "0"], "at least one process. Found processes=0."),
         (["--data", "nowhere"], "The task cifar10 needs the file data_batch_1.bin in nowhere. Found none."),
-        (["--resume", "nowhere"], "There is nothing to resume in nowhere."),
-        (["--resume", "nowhere", "--epochs", "3"], "resumed at its own scale"),
-        (["--resume", "nowhere", "--scale", "small"], "resumed at its own scale"),
+        (["--resume", "nowhere"], "There is no reproduction to resume in nowhere."),
+        (["--resume", "nowhere", "--epochs", "3"], "resumed with its own settings"),
+        (["--resume", "nowhere", "--scale", "small"], "resumed with its own settings"),
         (["--scale", "smoke", "--model", "nope"], "Unknown model 'nope'"),
         (["--scale", "smoke", "--device", "cuda:9"], "Found device='cuda:9'"),
     ],
 )
-def test_mistakes_are_told(
+def test_mistakes_are_reported_before_anything_is_written(
     arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -375,16 +396,14 @@ def test_mistakes_are_told(
     assert not list(tmp_path.iterdir())  # before anything is written
 
 
-def test_a_folder_of_another_scale_is_refused(folder: Path) -> None:
+def test_a_folder_of_another_scale_raises(folder: Path) -> None:
     with pytest.raises(ValueError, match="holds another scale"):
-        experiments.run(SCALES["smoke"], figures(SCALES["smoke"], [PANEL]), folder)
+        reproduce.run(SCALES["smoke"], figures(SCALES["smoke"], [PANEL]), folder)
 
 
-def test_a_folder_that_another_process_trains_in_is_refused(folder: Path) -> None:
-    with (folder / reproduce.LOCK_FILE).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ValueError, match="Another reproduction trains in"):
-            experiments.run(tiny(), figures(tiny(), [PANEL]), folder)
+def test_a_folder_that_another_process_trains_in_raises(folder: Path) -> None:
+    with locked(folder), pytest.raises(ValueError, match="Another process is writing to"):
+        reproduce.run(tiny(), figures(tiny(), [PANEL]), folder)
 
 
 def test_a_run_whose_folder_is_damaged_starts_over(tmp_path: Path) -> None:
@@ -393,19 +412,19 @@ def test_a_run_whose_folder_is_damaged_starts_over(tmp_path: Path) -> None:
     there = tmp_path / reproduce.folder_of(run)
     there.mkdir()
     (there / "run.toml").write_text("steps = ")
-    found = reproduce.measure(reproduce.Job(run, there, zeno.Setup()))
-    assert isinstance(found, Curve)
+    found = sweep.measure(Job("run", run, there), lambda record: None)
+    assert isinstance(found, Outcome)
     assert found.accuracy == [zeno.train(run)[-1].accuracy]
 
 
-def test_the_page_says_at_a_glance_what_was_reached_and_how_to_repeat_it() -> None:
+def test_the_page_starts_with_an_overview_and_the_command_that_repeats_it() -> None:
     scale = replace(SCALES["small"], model="cnn", epochs=2, repeats=1, repeats_of_hard=1)
     made = figures(scale)
     panel = panels(scale)["label_flip/q12"]
     ends = {WITHOUT_FAULTS: 0.5, "mean": 0.2, "median": 0.3, "krum": 0.1, "zeno": 0.35, OURS: 0.45}
     curves = {key(runs[0]): curve(ends[name], epochs=2) for name, runs in panel.curves.items()}
     seen = Evidence(made, curves)
-    page = pages.summary(scale, made, curves, seen, judge(scale, seen))
+    page = pages.summary(scale, seen, judge(scale, seen))
     assert "\n    zeno reproduce --scale small --model cnn --epochs 2 --repeats 1\n" in page
     assert "| I.i.d. data, label flip, q = 12 | 50.0% | 30.0% (median) | 35.0% | 45.0% |" in page
     assert "| I.i.d. data, label flip, q = 8 | 50.0% | - | - | - |" in page

@@ -27,6 +27,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import zeno
+from support.oracle import FakeOracle
 from zeno.studies import theory
 from zeno.studies.theory import Assumptions, Setting
 
@@ -134,7 +135,7 @@ PROBLEMS = {
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What the faulty workers know: everything but the samples that the server will draw."""
+    """What the faulty workers know: everything except the samples the server will draw."""
 
     problem: Problem
     setting: Setting
@@ -155,12 +156,12 @@ FaultOn = Callable[[Case, Array], Array]
 
 
 def scaled(scale: float) -> FaultOn:
-    """The mean of the good ones, turned round or far too long."""
+    """The mean of the good candidates, reversed or far too long."""
     return lambda case, good: np.asarray(scale * good.mean(axis=1))
 
 
 def wrong_labels(case: Case, good: Array) -> Array:
-    """Both kinds of problem, with labels or targets turned round, have this gradient."""
+    """The gradient of both kinds of problem with flipped labels or targets."""
     return np.broadcast_to(-case.problem.gradient(-case.problem.x), good[:, 0].shape)
 
 
@@ -213,20 +214,19 @@ class Draws:
         weights = np.full((draws, n), 1 / n) if case.own is None else problem.drawn(rng, case.own, (draws,))
         return cls(with_faulty(case, shares @ problem.gradients(problem.x), fault, apart), weights)
 
-    def descents(self, case: Case, k: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def oracle(self, case: Case, k: int) -> FakeOracle:
         problem, weights = case.problem, self.weights[k]
 
         def descent(rows: torch.Tensor) -> torch.Tensor:
             after = problem.losses(problem.x - case.setting.lr * rows.numpy())
             return torch.from_numpy((problem.losses(problem.x) - after) @ weights)
 
-        return descent
+        return FakeOracle(descent)
 
     def updates(self, case: Case, rule: zeno.Rule) -> Array:
         """What the rule makes of each draw: [k, d]."""
         made = [
-            rule(torch.from_numpy(rows), self.descents(case, k)).update.numpy()
-            for k, rows in enumerate(self.candidates)
+            rule(torch.from_numpy(rows), self.oracle(case, k)).update.numpy() for k, rows in enumerate(self.candidates)
         ]
         return np.stack(made)
 
@@ -245,7 +245,7 @@ def zeno_of(case: Case) -> zeno.Zeno:
 
 
 def worst_fault(case: Case) -> tuple[str, FaultOn, float]:
-    """The one that the loss rises most under, by the stand-in: its name, what is sent, and how far apart."""
+    """The fault that raises the loss most, by the stand-in: its name, candidates, and distance."""
     found = []
     for name, fault in FAULTS.items():
         for where, apart in list(APART.items())[: 1 + (case.setting.faulty > 1)]:
@@ -279,7 +279,7 @@ def cases_of(name: str, own: int | None = None) -> Iterator[Case]:
 
 
 def bounds_of(case: Case) -> tuple[float, float]:
-    """Of the paper, and proven."""
+    """The bound of the paper, and the proven one."""
     known, squared = case.problem.assumptions(case.own), case.problem.squared_gradient
     return (
         theory.decrease_bound(known, case.setting, squared),
@@ -307,7 +307,7 @@ def test_the_proven_bound_holds_under_the_worst_fault_where_scores_are_on_a_few_
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_proven_bound_holds_even_if_the_faulty_know_the_samples_of_the_server(name: str) -> None:
-    """They send what the proof fears most: the error of the server's own gradient, as long as pays."""
+    """They send the worst case of the proof: the error of the server's gradient, at the length that does most harm."""
     (case,) = (case for case in cases_of(name, own=1) if case.setting.faulty == 3)
     known, sizes = case.problem.assumptions(1), (0.5, 1.0)
     for size in sizes:
@@ -403,7 +403,7 @@ def test_mean_breaks_the_bounds_that_zeno_keeps(name: str) -> None:
             assert lower > max(bounds_of(case))
 
 
-def test_a_rho_below_the_smallest_lets_two_that_lie_apart_do_harm() -> None:
+def test_a_smaller_rho_lets_two_distant_candidates_do_harm() -> None:
     problem = PROBLEMS["saddle"]
     lr = 1 / problem.smoothness
     allowed = Case(problem, Setting(4, 2, 2, lr, theory.smallest_rho(problem.assumptions(None), lr)))
@@ -457,7 +457,7 @@ def test_the_ith_best_score_of_all_is_no_lower_than_the_ith_best_of_the_good(
     rows, q, b = given_
     case = Case(PROBLEMS["logistic"], Setting(len(rows), q, b, 0.3, rho), own=3)
     draw = Draws(rows[None], case.problem.drawn(np.random.default_rng(own), 3, (1,)))
-    result = zeno_of(case)(torch.from_numpy(rows), draw.descents(case, 0))
+    result = zeno_of(case)(torch.from_numpy(rows), draw.oracle(case, 0))
     assert result.scores is not None
     scores = result.scores.numpy()
     of_all, of_good = -np.sort(-scores), -np.sort(-scores[q:])
@@ -588,7 +588,7 @@ def test_the_average_bound_nears_the_floor_as_lr_falls() -> None:
         ),
     ],
 )
-def test_where_the_theorem_says_nothing_it_is_not_asked(call: Callable[[], object], message: str) -> None:
+def test_values_that_the_theorem_does_not_cover_raise(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
 

@@ -1,98 +1,99 @@
-"""Work in processes of their own: one that dies takes its job with it, and nothing else."""
+"""Jobs in separate processes: one that dies loses its job, and nothing else."""
 
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from typing import Any, TypeVar
 
 import torch
 
-from zeno.training.interrupt import Stop
+from zeno.training.interrupt import Interrupt
 
 Job = TypeVar("Job")
+Message = TypeVar("Message")
 Result = TypeVar("Result")
 
-TICK = 0.2  # seconds from one look at whether to stop to the next
+TICK = 0.2  # seconds between two calls of `check`, at most
 
 
 @dataclass(frozen=True)
-class Died:
-    """In place of a result: the process that had the job is gone."""
+class Failed:
+    """In place of a result: the job raised an error, or its process died."""
 
-    how: str
+    error: str
 
 
 def in_processes(
-    do: Callable[[Job], Result], jobs: Iterable[Job], processes: int, stop: Callable[[], object] = lambda: None
-) -> Iterator[tuple[Job, Result | Died]]:
-    """Each job with what `do(job)` returned, as they are done; ends early once `stop()` is true.
+    do: Callable[[Job, Callable[[Message], None]], Result],
+    jobs: Iterable[Job],
+    processes: int,
+    on_message: Callable[[Job, Message], None],
+    check: Callable[[], None],
+) -> Iterator[tuple[Job, Result | Failed]]:
+    """Yields each job with the result of `do(job, send)`, as they finish; ends early once `check()` raises.
 
-    Processes are reused, have one torch thread each, and end with this one, however it ends. `do` and the jobs are
-    pickled. An exception in `do` ends its process.
+    Whatever `do` passes to `send` reaches `on_message(job, message)` in this process. `do`, jobs, messages and results
+    are pickled. Processes are reused, have one torch thread each, and end when this process ends, however it ends.
     """
-    waiting, places = deque(jobs), list[_Place]()
+    waiting, slots = deque(jobs), list[_Slot]()
     try:
-        while (waiting or any(place.busy for place in places)) and not stop():
-            starting = sum(not place.busy for place in places)
-            for _ in range(min(processes - len(places), len(waiting) - starting)):
-                places.append(_Place(do))
-            for ready in connection.wait([place.connection for place in places], TICK):
-                place = next(place for place in places if place.connection is ready)
-                done = list(place.jobs)
+        while waiting or any(slot.jobs for slot in slots):
+            check()
+            starting = sum(not slot.jobs for slot in slots)
+            for _ in range(min(processes - len(slots), len(waiting) - starting)):
+                slots.append(_Slot(do))
+            for ready in connection.wait([slot.connection for slot in slots], TICK):
+                slot = next(slot for slot in slots if slot.connection is ready)
+                done = list(slot.jobs)
                 try:
-                    result = place.connection.recv()
+                    finished, value = slot.connection.recv()
                 except (EOFError, OSError):
-                    places.remove(place)
-                    result = Died(place.end(patience=10))
+                    slots.remove(slot)
+                    value = Failed(f"died: {slot.end(patience=10)}")
                     if not done:
-                        raise RuntimeError(f"A process died before it had anything to do: {result.how}.") from None
+                        raise RuntimeError(f"A process died before it received a job: {value.error}.") from None
                 else:
-                    place.jobs.clear()
+                    if not finished:
+                        on_message(done[0], value)
+                        continue
+                    slot.jobs.clear()
                     if waiting:
-                        place.give(waiting.popleft())
+                        slot.give(waiting.popleft())
                     else:
-                        places.remove(place)
-                        place.end()
-                yield from ((job, result) for job in done)
+                        slots.remove(slot)
+                        slot.end()
+                yield from ((job, value) for job in done)
     finally:
-        for place in places:
-            place.end()
+        for slot in slots:
+            slot.end()
 
 
-class _Place:
-    """A process, and the job that it has."""
+class _Slot:
+    """A process and the job it works on."""
 
-    def __init__(self, do: Callable[[Any], Any]) -> None:
-        self.jobs: list[Any] = []  # one, or none while it starts
+    def __init__(self, do: Callable[..., Any]) -> None:
+        self.jobs: list[Any] = []  # one, or none while the process starts
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(do, theirs), daemon=True)
-        resource_tracker.ensure_running()  # it is the start's, and would let the signals through
-        # Signals that are held back here stay so in the new process: Ctrl-C is for this one to decide on.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, Stop.SIGNALS)
-        try:
+        with _signals_blocked():
             self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.jobs)
 
     def give(self, job: object) -> None:
         self.jobs.append(job)
-        with suppress(OSError):  # it is gone, as the next look at its connection says
+        with suppress(OSError):  # the process is gone; the next recv on its connection reports that
             self.connection.send(job)
 
     def end(self, patience: float = 0) -> str:
-        """Ends the process if it does not do so within some seconds, and says how it ended."""
+        """Kills the process unless it ends within `patience` seconds; returns how it ended."""
         self.connection.close()
         self.process.join(patience)
         self.process.kill()
@@ -101,13 +102,32 @@ class _Place:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _serve(do: Callable[[Any], Any], jobs: "connection.Connection[Any, Any]") -> None:
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """A process started inside inherits the block: only this process reacts to Ctrl-C, also while the other starts."""
+    if sys.platform == "win32":
+        yield
+    else:
+        resource_tracker.ensure_running()  # otherwise the start does this, and unblocks the signals
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, Interrupt.SIGNALS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(do: Callable[..., Any], jobs: "connection.Connection[Any, Any]") -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    with suppress(EOFError, OSError):  # nobody wants more
-        jobs.send(None)  # ready
+    with suppress(EOFError, OSError):  # the other end is closed: no more jobs
+        jobs.send((True, None))  # ready
         while True:
-            jobs.send(do(jobs.recv()))
+            job = jobs.recv()
+            try:
+                result = do(job, lambda message: jobs.send((False, message)))
+            except Exception as error:
+                result = Failed(f"{type(error).__name__}: {error}")
+            jobs.send((True, result))
 
 
 def _end_with_parent() -> None:

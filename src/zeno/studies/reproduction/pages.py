@@ -1,193 +1,119 @@
-"""Curves and claims -> pictures in the paper's layout, tables, one summary page. Never trains."""
+"""Writes the results of a reproduction: figures, tables and one summary page. Never trains."""
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
-from matplotlib import figure as mpl
-from matplotlib.ticker import MaxNLocator
 from rich import box
 from rich.table import Table
 
-from zeno.report.tables import LINES, or_nan
+from zeno.report.figures import Repeats, draw_panels
+from zeno.report.tables import markdown_row, text_of
 from zeno.rules import Mean
-from zeno.studies.reproduction.claims import CHANCE, Evidence, Finding, accuracy_of, judge, loss_of
-from zeno.studies.reproduction.figures import BASELINES, OURS, WITHOUT_FAULTS, Figure, Panel
-from zeno.studies.reproduction.figures import figures as all_figures
-from zeno.studies.reproduction.reproduce import Curve, runs_of
-from zeno.studies.reproduction.scales import SCALES, Scale, key
+from zeno.studies.compare import WITHOUT_FAULTS
+from zeno.studies.reproduction.claims import Finding, judge
+from zeno.studies.reproduction.evidence import CHANCE, Evidence, accuracy_of, loss_of
+from zeno.studies.reproduction.figures import BASELINES, OURS, Figure, Panel, figures
+from zeno.studies.reproduction.scales import SCALES, Scale
+from zeno.studies.sweep import Outcome, key
 
 SUMMARY_FILE = "summary.md"
 RESULTS_FILE = "results.json"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind too
-LOOKS = {  # of the curves that most figures share: (colour, line)
-    WITHOUT_FAULTS: ("0.25", ":"),
-    "mean": (COLOURS[0], "--"),
-    "median": (COLOURS[2], "-."),
-    "krum": (COLOURS[4], (0, (5, 1))),
-    "zeno": (COLOURS[1], "-"),
-    OURS: (COLOURS[3], (0, (3, 1, 1, 1))),
-}
-HIGHEST_LOSS = 2 * CHANCE  # that is drawn: one curve that diverges would flatten all others
+FLAGS = ("model", "epochs", "seed", "precision", "repeats")  # of `zeno reproduce`, which change a scale
 
 
-def write(scale: Scale, curves: Mapping[str, Curve], folder: Path) -> tuple[list[Finding], dict[str, Any]]:
-    """The pictures of all figures that have a curve, the page, and the same as JSON; returns what is on them."""
-    figures = all_figures(scale)
-    evidence = Evidence(figures, curves)
+def write(scale: Scale, curves: Mapping[str, Outcome], folder: Path) -> tuple[list[Finding], dict[str, Any]]:
+    """Writes a PNG for each figure that has curves, the summary page, and its contents as JSON; returns the latter."""
+    evidence = Evidence(figures(scale), curves)
     found = judge(scale, evidence)
-    for figure in figures:
-        if _begun(figure, curves):
-            draw(scale, figure, curves, folder / f"{figure.name}.png")
-    (folder / SUMMARY_FILE).write_text(summary(scale, figures, curves, evidence, found), encoding="utf-8")
-    results = as_json(scale, figures, evidence, found)
+    for figure in evidence.figures:
+        if _begun(figure, evidence):
+            panels = {p.title: {name: _repeats(name, p, evidence) for name in p.curves} for p in figure.panels}
+            title = f"{figure.title} ({scale.task}, {scale.model}; grey line: the loss of guessing)"
+            draw_panels(panels, CHANCE, title, folder / f"{figure.name}.png")
+    (folder / SUMMARY_FILE).write_text(summary(scale, evidence, found), encoding="utf-8")
+    results = as_json(scale, evidence, found)
     (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return found, results
 
 
-def _begun(figure: Figure, curves: Mapping[str, Curve]) -> bool:
+def _begun(figure: Figure, evidence: Evidence) -> bool:
     """Whether there is more than the mean without faults, which most figures share."""
-    return any(key(run) in curves for run in figure.runs if run.faulty or run.rule != Mean())
+    return bool(evidence.finished(run for run in figure.runs if run.faulty or run.rule != Mean()))
 
 
-def draw(scale: Scale, figure: Figure, curves: Mapping[str, Curve], path: Path) -> None:
-    """Accuracy on the test set on the left, cross entropy on the training set on the right; a row for each panel."""
-    rows = len(figure.panels)
-    picture = mpl.Figure(figsize=(12.5, 0.6 + 3.4 * rows), layout="constrained")
-    for axes, panel in zip(picture.subplots(rows, 2, squeeze=False), figure.panels, strict=True):
-        for k, (name, runs) in enumerate(panel.curves.items()):
-            repeats = [curves[key(run)] for run in runs if key(run) in curves]
-            colour, line = LOOKS.get(name, (COLOURS[k % len(COLOURS)], LINES[k % len(LINES)]))
-            label = name if len(repeats) == len(runs) else f"{name} ({len(repeats)} of {len(runs)})"
-            _draw(axes[0], scale, [one.accuracy for one in repeats], colour, line, label)
-            _draw(axes[1], scale, [one.train_loss for one in repeats], colour, line, label)
-        axes[0].set(title=f"{panel.title}: top-1 accuracy on the test set", ylabel="accuracy", ylim=(0, None))
-        axes[1].set(title=f"{panel.title}: cross entropy on the training set", ylabel="loss")
-        axes[1].axhline(CHANCE, color="0.7", linewidth=1)
-        axes[1].set_ylim(0, min(axes[1].get_ylim()[1], HIGHEST_LOSS))
-        for one in axes:
-            one.set_xlabel("epoch")
-            one.xaxis.set_major_locator(MaxNLocator(integer=True))
-            one.grid(alpha=0.3)
-        if axes[0].lines:
-            axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    picture.suptitle(f"{figure.title} ({scale.task}, {scale.model}; grey line: the loss of guessing)", fontsize=11)
-    picture.savefig(path, dpi=110)
+def _repeats(name: str, panel: Panel, evidence: Evidence) -> Repeats:
+    done, planned = evidence.finished(panel.curves[name]), len(panel.curves[name])
+    label = name if len(done) == planned else f"{name} ({len(done)} of {planned})"
+    return Repeats(label, [one.accuracy for one in done], [one.train_loss for one in done])
 
 
-def _draw(
-    axes: Any, scale: Scale, repeats: Sequence[Sequence[float | None]], colour: Any, line: Any, label: str
-) -> None:
-    """The mean over the repeats as a line, from the lowest to the highest as a band."""
-    if not repeats:
-        return
-    epochs = range(1, scale.epochs + 1)
-    values = np.array([[or_nan(value) for value in one] for one in repeats])  # [repeats, epochs]
-    axes.plot(epochs, values.mean(axis=0), color=colour, linestyle=line, linewidth=2, label=label)
-    if len(repeats) > 1:
-        low, high = np.fmin.reduce(values), np.fmax.reduce(values)  # of those that are finite
-        axes.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
-
-
-def summary(
-    scale: Scale,
-    figures: Sequence[Figure],
-    curves: Mapping[str, Curve],
-    evidence: Evidence,
-    found: Sequence[Finding],
-) -> str:
-    """The one page: claims first, then every figure with its numbers."""
-    runs = runs_of(figures)
-    done = [curves[key(run)] for run in runs if key(run) in curves]
+def summary(scale: Scale, evidence: Evidence, found: Sequence[Finding]) -> str:
+    """The summary page in Markdown: the claims, then every figure with its numbers."""
+    runs = {key(run): run for figure in evidence.figures for run in figure.runs}
+    done = evidence.finished(runs.values())
     hours = sum(one.seconds or 0 for one in done) / 3600
-    counts = {word: sum(finding.word == word for finding in found) for word in ("holds", "fails", "not run")}
-    lines = [
+    counts = Counter(finding.word for finding in found)
+    words = {"fails": "**fails**"}
+    claims = [[one.claim.says, words.get(one.word, one.word), by_text(one), one.seen] for one in found]
+    blocks = [
         f"# The paper's experiments, scale {scale.name}",
-        "",
-        f"{scale.task}, {scale.model}, {scale.epochs} epochs of {scale.steps_an_epoch} steps, 20 workers with batches "
-        f"of 100, {scale.repeats} repeat(s), {scale.repeats_of_hard} where 12 are faulty, seeds from {scale.seed} on. "
-        f"{len(done)} of {len(runs)} runs are finished. Their steps took {hours:.1f} hours, one run after the other. "
-        f"Accuracy is on at most {scale.eval_samples:,} test samples, the loss on as many of the training set.",
-        "",
+        f"{scale.task}, {scale.model}, {scale.epochs} epochs of {scale.steps_per_epoch} steps, 20 workers with batches "
+        f"of 100, {scale.repeats} repeat(s), {scale.repeats_of_hard} with 12 faulty workers, seeds from {scale.seed} "
+        f"on. {len(done)} of {len(runs)} runs are finished. Their steps took {hours:.1f} hours in total. Accuracy is "
+        f"on at most {scale.eval_samples:,} test samples, the loss on as many training samples.",
         f"    {command(scale)}",
-        "",
         "## At a glance",
-        "",
-        "Accuracy at the end: the mean over the last fifth of the epochs, and over the repeats. "
-        f"*{OURS}* is told nothing, neither how many are faulty, nor rho, nor n_r; its first 20 steps are those of "
-        "the server's own gradient.",
-        "",
-        *_glance(figures, evidence),
-        "",
+        "Final accuracy: the mean over the last fifth of the epochs, and over the repeats. "
+        f"*{OURS}* needs no number of faulty workers, no rho and no n_r; its first 20 steps use the gradient of the "
+        "server's samples.",
+        _glance(evidence),
         "## Claims",
-        "",
-        f"{counts['holds']} hold, {counts['fails']} fail, {counts['not run']} were not run. *by*: how far it is from "
-        "where the verdict would turn, in points of accuracy unless it says loss; ±: standard error over the repeats.",
-        "",
-        "| claim of the paper | found | by | seen here |",
-        "|---|---|---:|---|",
+        f"{counts['holds']} hold, {counts['fails']} fail, {counts['not run']} were not run. *by*: the distance to the "
+        "threshold of the check, in points of accuracy unless it says loss; ±: standard error over the repeats.",
+        _table("| claim of the paper | found | by | seen here |", "|---|---|---:|---|", claims),
     ]
-    for finding in found:
-        lines.append(_row([finding.claim.says, _word(finding), by_text(finding), _seen(finding)]))
-    for figure in figures:
-        lines += ["", f"## {figure.title}", "", figure.shows, ""]
-        if not _begun(figure, curves):
-            lines.append("Not run.")
-            continue
-        lines += [f"![{figure.title}]({figure.name}.png)", ""]
-        for panel in figure.panels:
-            lines += _panel_table(panel, curves)
-    return "\n".join(lines) + "\n"
+    for figure in evidence.figures:
+        blocks += [f"## {figure.title}", figure.shows]
+        if _begun(figure, evidence):
+            blocks += [f"![{figure.title}]({figure.name}.png)", *(_panel_table(one, evidence) for one in figure.panels)]
+        else:
+            blocks.append("Not run.")
+    return "\n\n".join(blocks) + "\n"
 
 
 def command(scale: Scale) -> str:
-    """What to type to have all of this."""
-    usual = SCALES.get(scale.name, scale)
-    names = ("model", "epochs", "seed", "precision")
-    flags = {name: getattr(scale, name) for name in names if getattr(scale, name) != getattr(usual, name)}
-    if (scale.repeats, scale.repeats_of_hard) != (usual.repeats, usual.repeats_of_hard):
-        flags["repeats"] = scale.repeats
+    """The command that produces these results."""
+    usual = vars(SCALES.get(scale.name, scale))
+    changed = {name: value for name, value in vars(scale).items() if value != usual[name]}
+    if "repeats_of_hard" in changed:
+        changed["repeats"] = scale.repeats
+    flags = {name: changed[name] for name in FLAGS if name in changed}
     return " ".join(["zeno reproduce --scale", scale.name, *(f"--{name} {value}" for name, value in flags.items())])
 
 
-def _glance(figures: Sequence[Figure], evidence: Evidence) -> list[str]:
-    """A line for each panel with the paper's curves: what there is to reach, the best baseline, Zeno, and ours."""
-    lines = [
-        f"| | {WITHOUT_FAULTS} | best of {', '.join(BASELINES)} | zeno, as in the paper | {OURS} |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for figure in figures:
-        for panel in figure.panels:
-            if "zeno" not in panel.curves:
-                continue
-            ends = {name: evidence.accuracy((figure.name, panel.name), name) for name in panel.curves}
-            baselines = {name: value for name in BASELINES if (value := ends[name]) is not None}
-            best = max(baselines, key=lambda name: baselines[name], default=None)
-            shown = [
-                _percent(ends.get(WITHOUT_FAULTS, ends["mean"])),
-                "-" if best is None else f"{_percent(ends[best])} ({best})",
-                _percent(ends["zeno"]),
-                _percent(ends[OURS]),
-            ]
-            lines.append(_row([f"{figure.title}, {panel.title}", *shown]))
-    return lines
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
-
-
-def _word(finding: Finding) -> str:
-    return f"**{finding.word}**" if finding.word == "fails" else finding.word
+def _glance(evidence: Evidence) -> str:
+    """A line for each panel with the paper's rules: the best possible, the best baseline, Zeno, and ours."""
+    rows = []
+    for figure, panel in ((f, p) for f in evidence.figures for p in f.panels if "zeno" in p.curves):
+        ends = evidence.ends(panel)
+        baselines = {name: value for name in BASELINES if (value := ends[name]) is not None}
+        best = max(baselines, key=lambda name: baselines[name], default=None)
+        shown = "-" if best is None else f"{text_of(ends[best], '.1%')} ({best})"
+        reached = text_of(ends.get(WITHOUT_FAULTS, ends["mean"]), ".1%")
+        rows.append(
+            [f"{figure.title}, {panel.title}", reached, shown, text_of(ends["zeno"], ".1%"), text_of(ends[OURS], ".1%")]
+        )
+    head = f"| | {WITHOUT_FAULTS} | best of {', '.join(BASELINES)} | zeno, as in the paper | {OURS} |"
+    return _table(head, "|---|---:|---:|---:|---:|", rows)
 
 
 def by_text(finding: Finding) -> str:
-    """By how much, with its standard error where there is one."""
+    """The margin of a verdict, with its standard error if there is one."""
     verdict = finding.verdict
     if verdict is None:
         return "-"
@@ -197,48 +123,43 @@ def by_text(finding: Finding) -> str:
     return f"{100 * verdict.by:+.1f}{error}"
 
 
-def _seen(finding: Finding) -> str:
-    if finding.verdict is None:
-        return f"needs {finding.lacks}"
-    return finding.verdict.seen + (f". Likely: {finding.why_not}" if finding.why_not else "")
+def _panel_table(panel: Panel, evidence: Evidence) -> str:
+    finished = {name: evidence.finished(runs) for name, runs in panel.curves.items()}
+    rows = [[name, *_numbers(done), f"{len(done)} of {len(panel.curves[name])}"] for name, done in finished.items()]
+    head = f"| {panel.title} | accuracy, end | best | loss, end | faulty of kept | repeats |"
+    return _table(head, "|---|---:|---:|---:|---:|---:|", rows)
 
 
-def _panel_table(panel: Panel, curves: Mapping[str, Curve]) -> list[str]:
-    lines = [
-        "",
-        f"| {panel.title} | accuracy, end | best | loss, end | faulty of kept | repeats |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for name, runs in panel.curves.items():
-        repeats = [curves[key(run)] for run in runs if key(run) in curves]
-        lines.append(_row([name, *_numbers(repeats), f"{len(repeats)} of {len(runs)}"]))
-    return lines
-
-
-def _numbers(repeats: Sequence[Curve]) -> list[str]:
+def _numbers(repeats: Sequence[Outcome]) -> list[str]:
     if not repeats:
         return ["-"] * 4
-    ends, loss = mean(map(accuracy_of, repeats)), mean(map(loss_of, repeats))
+    loss = mean(map(loss_of, repeats))
     best = mean(max(accuracy or 0.0 for accuracy in one.accuracy) for one in repeats)
     kept = [one.faulty_among_kept for one in repeats if one.faulty_among_kept is not None]
     shown = f"{loss:.2f}" if loss < 100 else f"{loss:.1e}" if math.isfinite(loss) else "not finite"
-    return [f"{ends:.1%}", f"{best:.1%}", shown, f"{mean(kept):.0%}" if kept else "-"]
+    return [
+        text_of(mean(map(accuracy_of, repeats)), ".1%"),
+        text_of(best, ".1%"),
+        shown,
+        f"{mean(kept):.0%}" if kept else "-",
+    ]
 
 
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+def _table(head: str, alignment: str, rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join([head, alignment, *map(markdown_row, rows)])
 
 
 def claims_table(found: Sequence[Finding]) -> Table:
     """The claims for a terminal."""
     table = Table("claim", "found", "by", "seen here", box=box.SIMPLE_HEAD, pad_edge=False)
     for finding in found:
-        table.add_row(finding.claim.name, finding.word, by_text(finding), _seen(finding))
+        table.add_row(finding.claim.name, finding.word, by_text(finding), finding.seen)
     return table
 
 
-def as_json(scale: Scale, figures: Sequence[Figure], evidence: Evidence, found: Sequence[Finding]) -> dict[str, Any]:
-    """All that the page says, for scripts."""
+def as_json(scale: Scale, evidence: Evidence, found: Sequence[Finding]) -> dict[str, Any]:
+    """The contents of the summary page, for scripts."""
 
     def one(finding: Finding) -> dict[str, Any]:
         verdict = finding.verdict
@@ -249,17 +170,11 @@ def as_json(scale: Scale, figures: Sequence[Figure], evidence: Evidence, found: 
             "by": verdict.by if verdict and math.isfinite(verdict.by) else None,
             "unit": verdict.unit if verdict else None,
             "error": verdict.error if verdict else None,
-            "seen": _seen(finding),
+            "seen": finding.seen,
         }
 
     return {
-        "scale": {name: value for name, value in asdict(scale).items() if name != "data"},
+        "scale": {name: value for name, value in vars(scale).items() if name != "data"},
         "claims": [one(finding) for finding in found],
-        "figures": {
-            figure.name: {
-                panel.name: {name: evidence.accuracy((figure.name, panel.name), name) for name in panel.curves}
-                for panel in figure.panels
-            }
-            for figure in figures
-        },
+        "figures": {f.name: {panel.name: evidence.ends(panel) for panel in f.panels} for f in evidence.figures},
     }

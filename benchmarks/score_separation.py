@@ -1,10 +1,10 @@
-"""How well one step's scores tell good candidates from flipped ones on CIFAR-10.
+"""How well the scores of one step separate good candidates from flipped ones, on CIFAR-10.
 
-    python -m zeno.experiments.score_separation [--data FOLDER] [--dropout 0.25] [--steps 30]
+    python -m benchmarks.score_separation [--data FOLDER] [--dropout 0.25] [--steps 30]
 
-Trains small_cnn for some steps on batches of which a share is flipped, and at every third step draws 8 good and 12
-flipped candidates. Prints the chance that a good one scores above a flipped one (AUC; 0.5 is chance) for scores on
-4, 32 and 128 samples, normalised with the running statistics of x, or with those of the samples themselves.
+Trains small_cnn for some steps on batches of which a share is flipped. At every third step, draws 8 good and 12 flipped
+candidates. Prints the probability that a good one scores above a flipped one (AUC; 0.5: no separation) for scores on
+4, 32 and 128 samples, normalised with the running statistics of x or with the statistics of the samples.
 """
 
 import argparse
@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 
-from zeno.problem import Problem, tasks
+from zeno.problem import tasks
 from zeno.problem.dataset import Batch, draw, generator
+from zeno.problem.problem import Problem
 from zeno.rules.linalg.passes import squared_norms
 
 GOOD, FLIPPED, BATCH, LR, RHO = 8, 12, 100, 0.1, 5e-4
@@ -26,7 +27,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.25)
     parser.add_argument("--steps", type=int, default=30)
     options = parser.parse_args()
-    task = tasks.with_model(tasks.load("cifar10", options.data), f"small_cnn(dropout={options.dropout})")
+    task = tasks.with_model(tasks.load_task("cifar10", options.data), f"small_cnn(dropout={options.dropout})")
 
     print(f"dropout {options.dropout}, steps 0 to {options.steps}")
     for flipped_of_8 in (0, 4):

@@ -1,10 +1,10 @@
-"""Whether gradients computed in bf16 change who Zeno believes, on CIFAR-10.
+"""Whether gradients computed in bf16 change the ranking of candidates by Zeno, on CIFAR-10.
 
-    python -m zeno.experiments.bf16_ranking [--data FOLDER] [--steps 20] [--every 5] [--samples 4]
+    python -m benchmarks.bf16_ranking [--data FOLDER] [--steps 20] [--every 5] [--samples 4]
 
-Trains small_cnn with the mean of the good workers. Every few steps the same 20 candidates, 12 of them of flipped
-labels, are computed in float32 and in bf16, and scored on the same samples. Prints the rank correlation of the two sets
-of scores, beside that of float32 scores on two different sets of samples: what chance alone changes.
+Trains small_cnn with the mean of the good workers. Every few steps, computes the same 20 candidates (12 with flipped
+labels) in float32 and in bf16, and scores them on the same samples. Prints the rank correlation of the two sets of
+scores and, for comparison, that of float32 scores on two different sets of samples.
 """
 
 import argparse
@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zeno.problem import Problem, tasks
+from zeno.problem import tasks
 from zeno.problem.dataset import Batch, draw, generator
+from zeno.problem.problem import Problem
 
 WORKERS, FLIPPED, BATCH, LR, RHO = 20, 12, 100, 0.1, 5e-4
 
@@ -26,7 +27,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--samples", type=int, default=4)
     options = parser.parse_args()
-    task = tasks.with_model(tasks.load("cifar10", options.data), "small_cnn")
+    task = tasks.with_model(tasks.load_task("cifar10", options.data), "small_cnn")
     torch.manual_seed(0)
     problem = Problem(task.model(), task.loss)
     params, everyone = problem.flat.clone(), torch.arange(len(task.train))
