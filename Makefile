@@ -1,30 +1,34 @@
-# `make demo` and `make test` set everything up by themselves.
+# Every target sets up the environment that it needs.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST = $(BIN)/pytest --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-slow bench docs lint format clean
+.PHONY: demo test test-fast test-slow bench docs lint format clean
 
 demo: .venv/ready  ## 20 workers, 12 of them faulty: which rule survives?
 	$(BIN)/zeno compare
 
-# Those that start a Ray cluster have deadlines to keep, and the machine for themselves.
-test: lint  ## Everything that must hold before a commit, under 10 minutes on two cores.
-	$(BIN)/pytest --numprocesses 2 --dist worksteal --ignore-glob 'tests/test_ray*'
-	$(BIN)/pytest tests/test_ray*
+# Tests that start a Ray cluster have deadlines: they run alone, in one process.
+test: lint  ## Lint and all tests but the slow ones; under 8 minutes on 2 cores.
+	$(PYTEST) --ignore tests/workers/ray
+	$(BIN)/pytest tests/workers/ray
+
+test-fast: lint  ## The same without Ray and without a browser; under 3 minutes.
+	$(PYTEST) --ignore tests/workers/ray --ignore tests/report/test_browser.py
 
 test-slow: .venv/ready  ## The tests that take minutes.
 	$(BIN)/pytest -m slow
 
-bench: .venv-bench/ready  ## The rules beside those of other packages, and the parts of a step.
-	.venv-bench/bin/zeno bench all --json runs/bench.json
+bench: .venv-bench/ready  ## The rules next to those of other packages, and the parts of a step.
+	.venv-bench/bin/python -m benchmarks all --json runs/bench.json
 
-# The variable is of the theme, which would print a notice of its own otherwise. Not --quiet: what is not shown is no error.
-docs: .venv/ready  ## The documentation as a site, without network; a broken link is an error.
+# The variable silences a notice of the theme. Not --quiet: hidden warnings would not be errors.
+docs: .venv/ready  ## The documentation as a site, built without network; broken links are errors.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "the site is in $(CURDIR)/site: open index.html there, or, to search it as well,"
 	@echo "$(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
 
-# Peers ask for older versions of what our pins hold, so they have an environment of their own.
+# Other packages need older versions than our pins, so they have a separate environment.
 .venv-bench/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-bench
 	grep '^torch==' constraints.txt > .venv-bench/torch.txt

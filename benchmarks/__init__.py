@@ -1,1 +1,1 @@
-"""How fast, and how right: our rules and those of other packages on the same candidates."""
+"""Speed and correctness of the rules next to other packages, and the cost of each part of a step."""

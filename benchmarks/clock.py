@@ -1,4 +1,4 @@
-"""Times that can be compared: the contenders take turns, so that a machine that is busy for a while slows them all."""
+"""Comparable times: contenders take turns, so that a machine that is busy for a while slows all of them."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Contender(NamedTuple):
-    """What is timed: `call` on what `prepare` returns, which is not timed."""
+    """Times `call` on the result of `prepare`, which is not timed."""
 
     call: Callable[[Any], object]
     prepare: Callable[[], Any] = lambda: None
@@ -15,7 +15,7 @@ class Contender(NamedTuple):
 def best_milliseconds(
     contenders: Mapping[str, Contender], rounds: int = 7, most_seconds: float = 10.0
 ) -> dict[str, float]:
-    """The best time of each; one that has used up its seconds sits the other rounds out."""
+    """The best time of each. A contender that has used up its seconds skips the remaining rounds."""
     best = dict.fromkeys(contenders, float("inf"))
     spent = dict.fromkeys(contenders, 0.0)
     for turn in range(rounds + 1):

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 
 from benchmarks.steps import CLASSES, LR, SHAPE, M, Numbers, paper_candidates, paper_problem, samples, take_turns
 from zeno.faults import Fault
-from zeno.problem import Problem, models
+from zeno.problem import models
 from zeno.problem.dataset import Dataset
+from zeno.problem.problem import Problem
 from zeno.rules import Mean, Rule, Zeno
 from zeno.server.engine import Engine
 from zeno.server.scorers import Scorer, ThreadScorer
-from zeno.workers import Cluster
-from zeno.workers.ray import RayCluster, RayScorers, Session
+from zeno.workers.cluster import Cluster
+from zeno.workers.ray import RayCluster, RayScorers, start_or_join
 from zeno.workers.ray.session import find_ray
 from zeno.workers.worker import Worker
 
@@ -79,7 +80,7 @@ class BareLoop:
             find_ray().kill(actor)
 
 
-def need_all(errors: Mapping[int, str]) -> None:
+def need_all(errors: Mapping[int, object]) -> None:
     if errors:
         raise RuntimeError(f"This benchmark needs a reply from every worker. Found {dict(errors)}.")
 
@@ -95,8 +96,8 @@ def engine(workers: int = M, size: int = D, workers_per_actor: int = 1, rounds: 
     warm_up = 3  # steps that touch new memory
     milliseconds: dict[str, list[float]] = {"engine": [], "bare_loop": []}
     made = [Constant(i, size) for i in range(workers)]
-    with Session(), RayCluster(made, workers_per_actor, cpus_per_actor=0) as cluster:
-        server, actors = make_server(Problem(nn.Linear(size, 1, bias=False)), Mean(), cluster), len(cluster.seats)
+    with start_or_join(), RayCluster(made, workers_per_actor, cpus_per_actor=0) as cluster:
+        server, actors = make_server(Problem(nn.Linear(size, 1, bias=False)), Mean(), cluster), len(cluster.actors)
         with closing(BareLoop(workers, size, actors)) as loop:
             for step in range(warm_up + rounds):
                 found = server.step(step)
@@ -118,7 +119,7 @@ def on_arrival(workers: int = 8, seconds: float = 0.3, rounds: int = 7) -> Numbe
     problem = paper_problem()
     made = [Constant(i, problem.size, 3 * seconds if i == 0 else seconds) for i in range(workers)]
     rule = Zeno(trim=workers // 4, batch_size=4)
-    with Session(), RayCluster(made, workers_per_actor=1, cpus_per_actor=0) as cluster:
+    with start_or_join(), RayCluster(made, workers_per_actor=1, cpus_per_actor=0) as cluster:
         servers = {"mean": make_server(problem, Mean(), cluster), "zeno": make_server(problem, rule, cluster)}
         cluster.remote = False  # as if the workers needed the server's cores
         servers["at_the_end"] = make_server(problem, rule, cluster)
@@ -147,11 +148,11 @@ def on_arrival(workers: int = 8, seconds: float = 0.3, rounds: int = 7) -> Numbe
 def start(workers: int = M, workers_per_actor: int = 1, size: int = D) -> Numbers:
     """Seconds until Ray is there, and from then until every worker has answered."""
     began = time.perf_counter()
-    with Session():
+    with start_or_join():
         ray_there = time.perf_counter()
         made = [Constant(i, size) for i in range(workers)]
         with RayCluster(made, workers_per_actor, cpus_per_actor=0) as cluster:
-            actors, replies = len(cluster.seats), list(cluster.gradients(torch.zeros(size), {}, 0))
+            actors, replies = len(cluster.actors), list(cluster.gradients(torch.zeros(size), {}, 0))
             ended = time.perf_counter()
             need_all({reply.worker: reply.error for reply in replies if reply.error is not None})
             del replies
@@ -184,7 +185,7 @@ def memory(workers: int = M, pictures: int = 50_000, steps: int = 3) -> Numbers:
     dataset = Dataset(inputs, torch.randint(CLASSES, (pictures,), generator=rng), classes=CLASSES)
     problem = Problem(models.small_cnn(SHAPE, CLASSES))
     made = [Worker(i, problem, dataset, torch.arange(pictures), 100, 0) for i in range(workers)]
-    with Session(), RayCluster(made, workers_per_actor=1, cpus_per_actor=0) as cluster:
+    with start_or_join(), RayCluster(made, workers_per_actor=1, cpus_per_actor=0) as cluster:
         ray = find_ray()
         idle = ray.remote(Idle).options(num_cpus=0).remote()
         idle_pid = ray.get(idle.here.remote())
@@ -192,7 +193,7 @@ def memory(workers: int = M, pictures: int = 50_000, steps: int = 3) -> Numbers:
             replies = cluster.gradients(problem.flat.clone(), problem.buffers, step)
             need_all({reply.worker: reply.error for reply in replies if reply.error is not None})
         base, base_shared = pss(idle_pid)
-        taken = [pss(seat.pid) for seat in cluster.seats if seat.pid is not None]
+        taken = [pss(actor.pid) for actor in cluster.actors if actor.pid is not None]
         ray.kill(idle)
     beyond = [whole - base for whole, _ in taken]
     return {
@@ -216,7 +217,7 @@ def scorers(number: int = 2, n_r: int = 32, rounds: int = 5) -> Numbers:
             scorer.add(worker, candidate)
         return scorer.descents()
 
-    with Session(), closing(RayScorers(problem, number)) as group, closing(ThreadScorer()) as alone:
+    with start_or_join(), closing(RayScorers(problem, number)) as group, closing(ThreadScorer()) as alone:
         same = torch.equal(scores(group), scores(alone))
         ms = take_turns({"server": lambda: scores(alone), "scorers": lambda: scores(group)}, rounds)
         left = len(group.actors)  # one that hangs leaves the group, and the server scores in its place
@@ -241,7 +242,7 @@ def everything(on_numbers: Callable[[str, Numbers], None] = lambda name, numbers
 
     note("start of 2 actors, 10 workers each", start(workers_per_actor=10))
     note("start of 20 actors", start())
-    with Session():
+    with start_or_join():
         note("collecting from 20 actors", engine())
         note("collecting from 2 actors, 10 workers each", engine(workers_per_actor=10))
         note("a step of Zeno with a slow worker", on_arrival())

@@ -1,4 +1,4 @@
-"""What the server's work costs, beside what the paper says of it.
+"""The cost of the server's work, next to the paper's claims about it.
 
 The paper counts passes over d numbers: Median m of them, Krum one for each of the m (m - 1) / 2 pairs, and Zeno one for
 each of the m + 1 forwards of n_r samples, as if a forward of one sample cost d operations. Here the same is timed, on
@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import steps
-from zeno.problem import Problem
 from zeno.problem.dataset import Batch
-from zeno.rules import Aggregate, Krum, Mean, Median, Zeno
+from zeno.problem.problem import Problem
+from zeno.rules import Krum, Mean, Median, Zeno
+from zeno.rules.aggregate import Aggregate
 from zeno.server.core import STATISTICS_SAMPLES
 
 TRIM, RHO = 4, 5e-4  # b, rho in the paper
@@ -33,7 +34,7 @@ def zeno_on(samples: int) -> str:
 
 
 class Claim(NamedTuple):
-    """What the paper says, and the ratio that it is about: in our code, and in plain torch."""
+    """A claim of the paper, and its ratio: in our code, and in plain torch."""
 
     text: str
     most: float  # of the ratio, for the claim to hold

@@ -1,7 +1,7 @@
-"""`zeno.distributed.step` beside DDP's all-reduce, in gloo processes on loopback of this machine, in one run.
+"""`zeno.distributed.step` next to DDP's all-reduce, in gloo processes on this machine, in one run.
 
-The contenders take turns inside the same processes, on the same gradients, which are there already: what is timed is
-what happens between `backward` and the next forward, on the server rank. Ratios are of medians.
+The contenders take turns in the same processes, on the same gradients, which are computed before: the time is that
+between `backward` and the next forward, on the server rank. Ratios are those of medians.
 """
 
 import os
@@ -27,12 +27,12 @@ from zeno.server.server import Server
 RANKS = 4
 SIZES = (10**6, 10**7)
 MEMORY_SIZE = 10**8
-SAMPLES = 32  # of the server's own, that candidates are scored on
+SAMPLES = 32  # of the server, that candidates are scored on
 FLOAT = 4  # bytes
 
 
 def everything(tell: Callable[[str, Numbers], None]) -> dict[str, Numbers]:
-    """All of it, told as it comes."""
+    """All measurements; `tell` is called after each."""
     found: dict[str, Numbers] = {}
     for size in SIZES:
         found[f"beside all-reduce, d = {size:.0e}"] = _in_processes(_times, size)
@@ -46,7 +46,7 @@ def everything(tell: Callable[[str, Numbers], None]) -> dict[str, Numbers]:
 
 
 def _in_processes(do: Callable[..., Numbers], *arguments: Any) -> Numbers:
-    """What rank 0 of the ranks returns."""
+    """Returns the result of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         spawn(_rank, (folder, do, arguments), nprocs=RANKS)
         numbers: Numbers = torch.load(Path(folder) / "numbers", weights_only=True)
@@ -85,13 +85,12 @@ def _times(size: int, rounds: int = 15) -> Numbers:
 
     def all_reduce() -> None:
         """What DDP does after backward, in its buckets; it hides part of it behind backward."""
-        for bucket in distributed._pieces(
-            [p.grad for p in model.parameters() if p.grad is not None], distributed.BUCKET_BYTES // FLOAT
-        ):
-            one = torch.cat(bucket)
-            dist.all_reduce(one)
-            for part, new in zip(bucket, one.split([len(part) for part in bucket]), strict=True):
-                part.copy_(new / RANKS)
+        parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        vector = torch.cat(parts)
+        for bucket in vector.split(distributed.BUCKET_BYTES // FLOAT):
+            dist.all_reduce(bucket)
+        for part, mean in zip(parts, (vector / RANKS).split([len(part) for part in parts]), strict=True):
+            part.copy_(mean)
         plain.step()
 
     contenders = {
@@ -116,7 +115,7 @@ def _times(size: int, rounds: int = 15) -> Numbers:
 
 
 def _memory(size: int, rule: Rule) -> Numbers:
-    """The most that a step of the server adds to what its process had, in vectors of parameters."""
+    """The peak memory that one step adds to the server's process, in vectors of parameters."""
     model = _model(size)
     inputs = torch.randn(4, 1000)
     call = _step_of(model, rule, [(inputs, inputs)])

@@ -125,10 +125,10 @@ STEPS: dict[tuple[str, str], _Step] = {
     ("byzfl", "trimmed_mean"): _Step(lambda byzfl, x, p: byzfl.TrMean(f=p.trim)(x)),
     ("byzfl", "krum"): _Step(lambda byzfl, x, p: byzfl.Krum(f=p.faulty)(x), same=False, note=_BYZFL_KRUM),
     ("byzfl", "multi_krum"): _Step(
-        lambda byzfl, x, p: byzfl.MultiKrum(f=p.faulty)(x), same=False, note=f"{_BYZFL_KRUM}, keeps n - f whatever keep"
+        lambda byzfl, x, p: byzfl.MultiKrum(f=p.faulty)(x), same=False, note=f"{_BYZFL_KRUM}, keeps n - f for any keep"
     ),
     ("byzfl", "geometric_median"): _Step(
-        lambda byzfl, x, p: byzfl.GeometricMedian()(x), same=False, note="3 iterations from zero, whatever tolerance"
+        lambda byzfl, x, p: byzfl.GeometricMedian()(x), same=False, note="3 iterations from zero, for any tolerance"
     ),
     # Its start cannot be chosen (any m is refused), and it remembers the last update: a new object starts at zero.
     ("byzfl", "centered_clipping"): _Step(

@@ -1,7 +1,7 @@
-"""How fast the rules are: beside those of other packages, and beside reading the candidates once."""
+"""The time of each rule, next to the same rule in other packages and to one read of the candidates."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,6 @@ from zeno.rules import (
     MDA,
     NNM,
     SMEA,
-    Aggregate,
     Bulyan,
     CenteredClipping,
     DnC,
@@ -35,15 +34,17 @@ from zeno.rules import (
     SignGuard,
     TrimmedMean,
     Zeno,
+    ZenoAuto,
     chain,
 )
+from zeno.rules.aggregate import Aggregate
 from zeno.rules.linalg import kernels
 from zeno.rules.linalg.sorting_network import Columns
 
 FAULTY = 4
 RADIUS = 1000.0  # clips some of normal candidates of a million numbers
 PARAMETERS = Parameters(faulty=FAULTY, trim=FAULTY, radius=RADIUS, iterations=5)
-KERNELS = (  # what is compiled before the clock starts, as after the first seconds of a long run
+KERNELS = (  # compiled before the clock starts, as in the first seconds of a long run
     (Columns("mean"), 20),
     (Columns("median"), 20),
     (Columns("trimmed_mean", FAULTY), 20),
@@ -53,23 +54,26 @@ KERNELS = (  # what is compiled before the clock starts, as after the first seco
 )
 
 
-class Own:
-    """The server's own view, made up: what it costs is measured elsewhere."""
+class ConstantOracle:
+    """An oracle that computes nothing: the cost of scores is measured by `cost`."""
 
     lr = 0.1
 
     def __init__(self, gradient: Tensor) -> None:
         self._gradient = gradient
 
-    def __call__(self, candidates: Tensor) -> Tensor:
+    def descents(self, candidates: Tensor | Sequence[Tensor]) -> Tensor:
         return torch.arange(len(candidates), dtype=torch.float64)
+
+    def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
+        return self.descents(candidates)[:, None].expand(-1, 2)
 
     def gradient(self) -> Tensor:
         return self._gradient
 
 
 def rules(faulty: int = FAULTY) -> dict[str, Rule]:
-    """Every rule, with the parameters that the peers get."""
+    """Every rule, with the same parameters as the peers."""
     return {
         "mean": Mean(),
         "median": Median(),
@@ -90,6 +94,7 @@ def rules(faulty: int = FAULTY) -> dict[str, Rule]:
         "signguard": SignGuard(),
         "fltrust": FLTrust(),
         "zeno": Zeno(faulty),
+        "zeno_auto": ZenoAuto(),
         "nnm+trimmed_mean": chain(NNM(faulty), TrimmedMean(faulty)),
         "nnm+krum": chain(NNM(faulty), Krum(faulty)),
     }
@@ -145,20 +150,20 @@ def limits(candidates: Tensor) -> dict[str, Contender]:
 
 
 def time_rule(name: str, rule: Rule, candidates: Tensor, with_peers: bool = True, rounds: int = 7) -> Timing:
-    """One rule beside its peers and the limit."""
-    own = Own(candidates[0])
+    """One rule next to its peers and the limit."""
+    oracle = ConstantOracle(candidates[0])
     others = peers(name, PARAMETERS) if with_peers else []
     kernel = with_peers and name in IN_THE_TABLE and kernels.suits(candidates)
     contenders = {
         **limits(candidates),
-        "ours": Contender(lambda _: rule(candidates, own)),
+        "ours": Contender(lambda _: rule(candidates, oracle)),
         **(
             {"eager": Contender(lambda _: _eagerly(rule, candidates))} if kernel and name not in WITHOUT_NETWORK else {}
         ),
         **{peer.package: Contender(peer.call, partial(peer.prepare, candidates)) for peer in others},
     }
     best = best_milliseconds(contenders, rounds)
-    update = rule(candidates, own).update
+    update = rule(candidates, oracle).update
     scale = float(update.abs().max())
     return Timing(
         name,
@@ -181,9 +186,9 @@ def _eagerly(rule: Rule, candidates: Tensor) -> Aggregate:
         return rule(candidates)
 
 
-def make_kernels(say: Callable[[str], None], kernels: Iterable[tuple[Columns, int]] = KERNELS) -> None:
-    """Compiles what the table needs and the cache does not have."""
-    for columns, n in kernels:
+def make_kernels(say: Callable[[str], None], wanted: Iterable[tuple[Columns, int]] = KERNELS) -> None:
+    """Compiles the kernels that the table needs and the cache does not have."""
+    for columns, n in wanted:
         if kernels.find(columns, n) is None:
             say(f"compiling {columns.formula} of {n} rows, once for this machine; half a minute")
             if kernels.start(columns, n).wait() != 0:
@@ -191,7 +196,7 @@ def make_kernels(say: Callable[[str], None], kernels: Iterable[tuple[Columns, in
 
 
 def table(sizes: Iterable[int], on_timing: Callable[[Timing], None] = lambda _: None) -> list[Timing]:
-    """The rules that have a goal, for 20 workers, beside every peer that is installed."""
+    """The rules that have peers, for 20 workers, next to every peer that is installed."""
     timings = []
     for d in sizes:
         candidates = random_candidates(20, d)
@@ -227,16 +232,16 @@ def random_candidates(m: int, d: int) -> Tensor:
 
 
 def one_bad_worker_of_seven(value: float) -> list[dict[str, str]]:
-    """What every rule makes of 7 workers of which one sends only NaN, or another value; peers beside ours."""
+    """Whether one worker of 7 that sends only NaN, or another value, moves the update; for every rule and peer."""
     candidates = torch.randn(7, 1000, generator=torch.Generator().manual_seed(0))
     candidates[3] = value
     rows = []
     ours: Mapping[str, Any] = rules(faulty=1)
     for name, rule in ours.items():
         usable = [i for i in range(7) if i != 3]
-        update = rule(candidates, Own(candidates[0])).update
+        update = rule(candidates, ConstantOracle(candidates[0])).update
         alone: Rule = rules(faulty=0)[name]
-        same = torch.allclose(update, alone(candidates[usable], Own(candidates[0])).update, atol=1e-5)
+        same = torch.allclose(update, alone(candidates[usable], ConstantOracle(candidates[0])).update, atol=1e-5)
         row = {"rule": name, "zeno": "as without it" if same else "moved"}
         for peer in peers(name, Parameters(faulty=1, trim=1, radius=RADIUS, iterations=5)):
             row[peer.package] = with_one_bad_row(peer, value)

@@ -1,4 +1,4 @@
-"""Benchmarks as tables for people and JSON for machines."""
+"""Runs the benchmarks; prints tables and writes JSON."""
 
 import json
 import math
@@ -26,7 +26,7 @@ PARTS = ("rules", "growth", "steps", "cost", "cluster", "distributed", "nan")
 
 
 def run(what: str, sizes: Sequence[int], threads: int, json_file: Path | None, console: Console) -> None:
-    """Measures, shows as it goes, and writes what was asked for."""
+    """Runs one benchmark, or all; prints each result when it is there, and writes the JSON file after each part."""
     if what not in (*PARTS, "all"):
         raise ValueError(f"There is no benchmark {what!r}. There are: {', '.join(PARTS)}, all.")
     if min(sizes) < 1 or threads < 1:
@@ -124,7 +124,7 @@ def _cost_lines(cost: Cost) -> list[str]:
     return [
         *(f"{claim.text}: {claim.verdicts()}" for claim in cost.claims()),
         f"A forward of one sample takes {cost.multiplications:,} multiplications, {times:.0f} x d; the paper says d.",
-        "Running statistics are for BatchNorm, with any rule. zeno_auto scores on 16 samples a step on average.",
+        "Running statistics are for BatchNorm, with any rule. zeno_auto scores on 16 samples per step on average.",
     ]
 
 

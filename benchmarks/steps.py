@@ -1,4 +1,4 @@
-"""How fast the parts of a step are on this machine, each beside the simple way of doing the same, in one process.
+"""The time of each part of a step on this machine, next to a simple implementation, in one process.
 
 Every function returns a dict of numbers. Times are medians in milliseconds of runs that take turns, so that a
 machine that is busy for a while slows both; a speedup is the median of the ratios of neighbouring runs.
@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zeno.problem import Problem, models, tasks
+from zeno.problem import models, tasks
 from zeno.problem.dataset import Batch, Dataset
-from zeno.workers import LocalCluster
+from zeno.problem.problem import Problem
+from zeno.workers.local import LocalCluster
 from zeno.workers.worker import Worker
 
 SHAPE, CLASSES, M, LR = (3, 32, 32), 10, 20, 0.1
@@ -87,7 +88,7 @@ def naive_scores(model: nn.Module, x: Tensor, candidates: Tensor, batch: Batch) 
 
 
 def scores(problem: Problem, candidates: Tensor, n_r: int, rounds: int = 15) -> Numbers:
-    """Problem.descent beside the naive loop."""
+    """Problem.descent next to the naive loop."""
     x, batch = problem.flat.clone(), samples(n_r, seed=2)
     model = plain(problem.model)
     naive = naive_scores(copy.deepcopy(model), x, candidates, batch)
@@ -108,7 +109,7 @@ def scores(problem: Problem, candidates: Tensor, n_r: int, rounds: int = 15) -> 
 
 
 def first_order(problem: Problem, n_r: int, rounds: int = 5) -> Numbers:
-    """The server's own gradient and m inner products, beside one worker's gradient of 100 samples."""
+    """The server's gradient and m inner products, next to one worker's gradient of 100 samples."""
     x, candidates = problem.flat.clone(), paper_candidates(problem)
     batch, own = samples(100, seed=3), samples(n_r, seed=2)
     ms = take_turns(
@@ -124,7 +125,7 @@ def first_order(problem: Problem, n_r: int, rounds: int = 5) -> Numbers:
 
 
 def one_after_the_other(workers: list[Worker], x: Tensor, step: int) -> list[Tensor]:
-    """As a simple user does it: all torch threads for each gradient."""
+    """A plain loop: all torch threads for each gradient."""
     found = []
     for worker in workers:
         batch, problem = worker.batch(step), worker.problem
@@ -138,7 +139,7 @@ def one_after_the_other(workers: list[Worker], x: Tensor, step: int) -> list[Ten
 
 
 def gradients(workers: list[Worker], rounds: int) -> Numbers:
-    """LocalCluster beside a loop over the workers, and whether each gradient is the one its worker computes alone."""
+    """LocalCluster next to a loop over the workers, and whether each gradient is the one its worker computes alone."""
     x, buffers = workers[0].problem.flat.clone(), {k: v.clone() for k, v in workers[0].problem.buffers.items()}
     cluster = LocalCluster(workers)
     for step in range(3):  # the first steps find out which way is fastest
@@ -171,13 +172,13 @@ def cnn_workers(problem: Problem, number: int, precision: str = "float32") -> li
 
 
 def digits_workers(number: int = M) -> list[Worker]:
-    task = tasks.load("digits")
+    task = tasks.load_task("digits")
     problem = Problem(task.model(), task.loss)
     return [Worker(i, problem, task.train, torch.arange(len(task.train)), 100, 0) for i in range(number)]
 
 
 def bf16(problem: Problem, rounds: int = 5) -> Numbers:
-    """One worker's gradient in bfloat16 beside float32, and how far apart they are."""
+    """One worker's gradient in bfloat16 next to float32, and their relative difference."""
     x, batch = problem.flat.clone(), samples(100, seed=3)
     exact, rough = (problem.gradient(x, batch, 0, precision) for precision in ("float32", "bf16"))
     ms = take_turns(
@@ -191,7 +192,7 @@ def bf16(problem: Problem, rounds: int = 5) -> Numbers:
 
 
 def everything(on_numbers: Callable[[str, Numbers], None] = lambda name, numbers: None) -> dict[str, Numbers]:
-    """All of it, in some minutes."""
+    """All measurements; takes a few minutes."""
     found: dict[str, Numbers] = {}
 
     def note(name: str, numbers: Numbers) -> None:

@@ -1,168 +1,27 @@
 """Zeno: distributed SGD that survives any number of faulty workers, as long as one is good."""
 
-from zeno.faults import (
-    ALIE,
-    FAULTS,
-    Backdoor,
-    BitFlip,
-    Crash,
-    Fault,
-    Faulty,
-    FeatureNoise,
-    Garbage,
-    Gaussian,
-    Hang,
-    Huge,
-    InnerProduct,
-    LabelFlip,
-    LabelNoise,
-    Mimic,
-    MinMax,
-    MinSum,
-    NonFinite,
-    Omniscient,
-    RandomBits,
-    Replay,
-    Scene,
-    SignFlip,
-    Slow,
-    Together,
-    Zero,
-)
-from zeno.problem import Oracle, Problem
-from zeno.problem.dataset import IID, SPLITS, Batch, ByLabel, Dataset, Dirichlet, Disjoint, Split
-from zeno.problem.flat import flatten, unflatten
-from zeno.problem.tasks import TASKS, Task
-from zeno.problem.tasks import load as load_task
-from zeno.records.folder import Record, Summary, summarize
-from zeno.records.ledger import Ledger, ledger_of
-from zeno.rules import (
-    ARC,
-    CAF,
-    CGE,
-    MDA,
-    NNM,
-    PRE_AGGREGATORS,
-    RULES,
-    SMEA,
-    Aggregate,
-    Arrivals,
-    Bucketing,
-    Bulyan,
-    CenteredClipping,
-    Clip,
-    Descent,
-    DnC,
-    FLTrust,
-    GeometricMedian,
-    Krum,
-    MeaMed,
-    Mean,
-    Median,
-    MoNNA,
-    MultiKrum,
-    Phocas,
-    Rule,
-    SignGuard,
-    TooFewUsable,
-    TrimmedMean,
-    Zeno,
-    chain,
-)
-from zeno.server import distributed
-from zeno.server.server import Server
-from zeno.training.execution import Setup
-from zeno.training.loop import train
-from zeno.training.run import Run
-from zeno.workers import Cluster, LocalCluster, Reply
-from zeno.workers.momentum import Momentum
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ALIE",
-    "ARC",
-    "CAF",
-    "CGE",
-    "FAULTS",
-    "IID",
-    "MDA",
-    "NNM",
-    "PRE_AGGREGATORS",
-    "RULES",
-    "SMEA",
-    "SPLITS",
-    "TASKS",
-    "Aggregate",
-    "Arrivals",
-    "Backdoor",
-    "Batch",
-    "BitFlip",
-    "Bucketing",
-    "Bulyan",
-    "ByLabel",
-    "CenteredClipping",
-    "Clip",
-    "Cluster",
-    "Crash",
-    "Dataset",
-    "Descent",
-    "Dirichlet",
-    "Disjoint",
-    "DnC",
-    "FLTrust",
-    "Fault",
-    "Faulty",
-    "FeatureNoise",
-    "Garbage",
-    "Gaussian",
-    "GeometricMedian",
-    "Hang",
-    "Huge",
-    "InnerProduct",
-    "Krum",
-    "LabelFlip",
-    "LabelNoise",
-    "Ledger",
-    "LocalCluster",
-    "MeaMed",
-    "Mean",
-    "Median",
-    "Mimic",
-    "MinMax",
-    "MinSum",
-    "MoNNA",
-    "Momentum",
-    "MultiKrum",
-    "NonFinite",
-    "Omniscient",
-    "Oracle",
-    "Phocas",
-    "Problem",
-    "RandomBits",
-    "Record",
-    "Replay",
-    "Reply",
-    "Rule",
-    "Run",
-    "Scene",
-    "Server",
-    "Setup",
-    "SignFlip",
-    "SignGuard",
-    "Slow",
-    "Split",
-    "Summary",
-    "Task",
-    "Together",
-    "TooFewUsable",
-    "TrimmedMean",
-    "Zeno",
-    "Zero",
-    "chain",
-    "distributed",
-    "flatten",
-    "ledger_of",
-    "load_task",
-    "summarize",
-    "train",
-    "unflatten",
-]
+if TYPE_CHECKING:  # type checkers and documentation tools see the exact names
+    from zeno._public import *  # noqa: F403
+
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> object:
+        """Imports the public names when one of them is first used: `zeno --help` must not wait for torch."""
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("zeno-sgd")
+        if name == "__all__" or not name.startswith("_"):
+            import zeno._public as public
+
+            names = {key: value for key, value in vars(public).items() if not key.startswith("_")}
+            globals().update(names, __all__=sorted(names))
+            if name in globals():  # also subpackages, such as zeno.rules, which are now imported
+                return globals()[name]
+        raise AttributeError(f"module 'zeno' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__getattr__("__all__")})

@@ -1,4 +1,4 @@
-"""The benchmark measures what it says it measures."""
+"""The benchmarks measure what they claim to measure."""
 
 import json
 import math
@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
 from benchmarks import cluster, cost, rules, show, steps
+from benchmarks.__main__ import app
 from benchmarks.clock import Contender, best_milliseconds
 from benchmarks.cost import GRADIENT, STATISTICS, Cost
 from benchmarks.rules import Timing
 from zeno.rules import PRE_AGGREGATORS, RULES, Krum, Median, Zeno
+from zeno.rules.linalg import kernels
 
 
 def test_contenders_take_turns_and_what_they_need_is_not_timed() -> None:
@@ -49,16 +52,16 @@ def test_a_contender_that_takes_too_long_sits_out() -> None:
 
 def test_every_rule_is_in_the_benchmark() -> None:
     parts = {part for name in rules.rules() for part in name.split("+")}
-    assert set(RULES) <= parts
+    assert set(RULES) - {"zeno_auto"} <= parts
     assert parts <= set(RULES) | set(PRE_AGGREGATORS)
     assert set(rules.IN_THE_TABLE) <= set(rules.rules())
 
 
 def test_kernels_of_the_table_are_those_that_its_rules_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = set()
-    monkeypatch.setattr(compiled, "suits", lambda candidates: True)
-    monkeypatch.setattr(compiled, "find", lambda columns, n: asked.add((columns, n)))
-    monkeypatch.setattr(compiled, "note", lambda columns, n, seconds: None)
+    monkeypatch.setattr(kernels, "suits", lambda candidates: True)
+    monkeypatch.setattr(kernels, "find", lambda columns, n: asked.add((columns, n)))
+    monkeypatch.setattr(kernels, "note", lambda columns, n, seconds: None)
     candidates = torch.randn(20, 50)
     for name in rules.IN_THE_TABLE:
         rules.rules()[name](candidates)
@@ -91,6 +94,14 @@ def test_the_command_writes_what_it_shows(tmp_path: Path, monkeypatch: pytest.Mo
         match=r"There is no benchmark 'speed'. There are: rules, growth, steps, cost, cluster, distributed, nan, all",
     ):
         show.run("speed", [300], 1, None, console)
+
+
+def test_the_benchmarks_run_as_a_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(show, "_measure", lambda part, sizes, console: sizes)
+    found = CliRunner().invoke(app, ["growth", "--size", "300", "--json", str(tmp_path / "growth.json")])
+    assert found.exit_code == 0, found.output
+    assert json.loads((tmp_path / "growth.json").read_text())["growth"] == [300]
+    assert CliRunner().invoke(app, ["speed"]).exit_code == 2
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -1,4 +1,4 @@
-"""The command line as a person or a script uses it."""
+"""The command line as a user or a script calls it."""
 
 import json
 import os
@@ -96,7 +96,7 @@ def test_every_setting_of_a_run_has_a_flag(monkeypatch: pytest.MonkeyPatch, caps
 MISTAKES = [
     (["train", "--rule", "zen"], "Unknown rule 'zen'"),
     (["train", "--trim", "20"], "Found 20 with trim=20"),
-    (["train", "--faulty", "21"], "faulty of at most workers=20"),
+    (["train", "--faulty", "21"], "The setting faulty must be at most workers=20"),
     (["train", "--task", "no.such.module:task"], "Cannot load the task 'no.such.module:task'"),
     (["train", "--task", "cifar"], "Unknown task 'cifar'. Did you mean cifar10?"),
     (["train", "--task", "cifar10", "--data", "no-such-folder"], "needs the file data_batch_1.bin in no-such-folder"),
@@ -106,7 +106,7 @@ MISTAKES = [
     (["train", "no-such-file.toml"], "no-such-file.toml"),
     (["compare", "--rule", "best"], "Unknown rule 'best'"),
     (["compare", "--trim", "25"], "A comparison needs trim from 0"),
-    (["compare", "--workers", "10"], "faulty of at most workers=10"),
+    (["compare", "--workers", "10"], "The setting faulty must be at most workers=10"),
     (["data", "imagenet"], "Unknown data set 'imagenet'"),
 ]
 
@@ -127,7 +127,7 @@ def test_mistakes_end_with_one_clear_line_and_exit_code_2(
     assert not list(tmp_path.rglob("*.jsonl")), "a mistake leaves no run behind"
 
 
-def test_a_value_of_the_wrong_kind_is_refused_too(
+def test_a_value_of_the_wrong_type_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert run(monkeypatch, "train", "--workers", "many") == 2
@@ -154,7 +154,7 @@ def test_a_folder_that_holds_something_is_never_overwritten(
         ("tasks", [*zeno.TASKS, "small_cnn(dropout=0.25)", "dirichlet(alpha=0.5)"]),
     ],
 )
-def test_what_there_is_is_listed_with_a_line_each(
+def test_names_are_listed_with_a_description_each(
     command: str, names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, command) == 0
@@ -162,12 +162,12 @@ def test_what_there_is_is_listed_with_a_line_each(
     assert all(name in shown for name in names)
 
 
-def test_more_faulty_workers_than_the_rule_is_told_of_are_noted(
+def test_more_faulty_workers_than_the_rule_tolerates_are_noted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     flags = ["--rule", "zeno", "--trim", 1, "--faulty", 2]
     assert run(monkeypatch, "train", *SMALL, *flags, "--out", tmp_path / "out") == 0
-    assert "2 workers are faulty, zeno(trim=1) is told of 1" in capsys.readouterr().err
+    assert "2 workers are faulty, zeno(trim=1) tolerates 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "folder"), [("train", "out"), ("compare", "out/mean-without-faults")])

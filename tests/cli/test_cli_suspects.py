@@ -1,4 +1,4 @@
-"""The commands that look at runs: suspects, report, watch."""
+"""The commands that show runs: suspects, report, watch."""
 
 import fcntl
 import json
@@ -19,7 +19,8 @@ import pytest
 
 import zeno
 from support.commands import run
-from zeno.records.folder import RECORDS_FILE, being_written, read, writing
+from zeno.records.files import locked
+from zeno.records.folder import RECORDS_FILE, being_written, read
 
 FAULTY = zeno.Run(
     rule=zeno.Zeno(trim=3, batch_size=32), workers=6, batch_size=32, fault=zeno.SignFlip(), faulty=2, steps=80
@@ -34,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-def test_suspects_are_printed_with_what_is_known_of_them(
+def test_suspects_are_printed_with_their_evidence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     assert run(monkeypatch, "suspects", folder) == 0
@@ -48,7 +49,7 @@ def test_suspects_are_printed_with_what_is_known_of_them(
     assert sorted(int(line[0]) for line in lines[:6]) == list(range(6))
 
 
-def test_a_scheduler_sees_it_in_the_exit_code(
+def test_the_exit_code_reports_suspects(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
 ) -> None:
     zeno.train(zeno.Run(workers=6, steps=20, rule=zeno.Zeno(trim=2)), tmp_path / "good")
@@ -68,7 +69,7 @@ def test_suspects_as_json_are_those_of_the_ledger(
     assert [row["evidence"] for row in found["workers"]] == [row.evidence for row in ledger.rows]
 
 
-def test_what_is_no_run_is_said_to_be_none(
+def test_a_folder_without_a_run_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for command in ("suspects", "report"):
@@ -79,7 +80,7 @@ def test_what_is_no_run_is_said_to_be_none(
         assert "nowhere" in capsys.readouterr().err
 
 
-def test_what_is_damaged_or_not_there_yet_is_said(
+def test_damaged_and_missing_records_are_noted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
 ) -> None:
     damaged = tmp_path / "damaged[red]"
@@ -97,7 +98,7 @@ def test_what_is_damaged_or_not_there_yet_is_said(
     assert "There is no step yet." in capsys.readouterr().out
 
 
-def test_a_run_that_is_over_is_not_watched(
+def test_a_finished_run_cannot_be_watched(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     assert run(monkeypatch, "watch", folder) == 2
@@ -128,7 +129,7 @@ def zeno_process(*arguments: object) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_watch_serves_a_run_that_goes_on_and_ends_with_it(tmp_path: Path) -> None:
+def test_watch_serves_a_run_in_training_and_ends_with_it(tmp_path: Path) -> None:
     """Two processes: one trains, the other shows it on loopback, and ends by itself."""
     out = tmp_path / "run"
     training = zeno_process("train", "--workers", 4, "--trim", 1, "--rule", "zeno", "--steps", 100000, "--out", out)
@@ -173,16 +174,16 @@ def wait_for(holds: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
-def test_whoever_looks_whether_a_run_goes_on_does_not_stop_it_from_starting(tmp_path: Path) -> None:
-    """A look takes the lock for a moment."""
+def test_checking_whether_a_run_is_in_training_does_not_stop_it_from_starting(tmp_path: Path) -> None:
+    """The check takes the lock for a moment."""
     handle = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_SH)
     threading.Timer(0.3, os.close, [handle]).start()
-    with writing(tmp_path):
+    with locked(tmp_path):
         assert being_written(tmp_path)
     assert not being_written(tmp_path)
 
 
 def test_two_processes_do_not_write_to_one_run(tmp_path: Path, folder: Path) -> None:
-    with writing(folder), pytest.raises(ValueError, match="Another process is writing to the run"):
+    with locked(folder), pytest.raises(ValueError, match="Another process is writing to"):
         zeno.train(FAULTY, folder, resume=True)

@@ -1,0 +1,102 @@
+"""The commands that show runs: suspects, report and watch."""
+
+import json
+import sys
+import webbrowser
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+from rich.text import Text
+
+from zeno.cli.console import err, out
+from zeno.cli.options import JSON, RUNS
+
+EXIT_SUSPECT = 3
+REPORT_FILE = "report.html"
+
+
+def suspects(
+    run: list[Path] = RUNS,
+    fail_on_suspect: bool = typer.Option(False, "--fail-on-suspect", help="Exit with code 3 if a worker is suspect."),
+    as_json: bool = JSON,
+) -> None:
+    """Show which workers are suspect: those that score lower than a good worker would.
+
+    At most 1 % of runs without faults ever name a suspect, if all workers have the same kind of data.
+    """
+    from zeno.report.run_view import read_run, runs_in
+    from zeno.report.tables import ledger_table
+
+    found = [(folder, read_run(folder, name)) for name, folder in runs_in(run).items()]
+    for _, view in found:
+        for note in view.notes:
+            print(f"note: {view.name}: {note}", file=sys.stderr)
+    if as_json:
+        results = [
+            {
+                "name": view.name,
+                "folder": str(folder),
+                "notes": view.notes,
+                "steps": view.ledger.steps,
+                "error_rate": view.ledger.error_rate,
+                "threshold": view.ledger.threshold,
+                "suspects": view.ledger.suspects,
+                "workers": [asdict(row) for row in view.ledger.rows],
+            }
+            for folder, view in found
+        ]
+        print(json.dumps(results, indent=2))
+    else:
+        for _, view in found:
+            table = ledger_table(view.ledger)
+            table.title = Text(f"{view.name}, {view.ledger.steps} steps") if len(found) > 1 else None
+            out.print(table)
+            out.print(str(view.ledger), markup=False, highlight=False, soft_wrap=True)
+    if fail_on_suspect and any(view.ledger.suspects for _, view in found):
+        raise typer.Exit(EXIT_SUSPECT)
+
+
+def report(
+    run: list[Path] = RUNS,
+    file: Path | None = typer.Option(
+        None, "--out", help="HTML file to write.", show_default="report.html in RUN; for several runs, here"
+    ),
+    show: bool = typer.Option(False, "--open", help="Open the page in the browser."),
+) -> None:
+    """Write an HTML page: curves, suspects, and which workers were dropped when. Several runs are compared."""
+    from zeno.records.files import write_atomically
+    from zeno.report.page.html import build
+    from zeno.report.run_view import read_run, runs_in
+
+    folders = runs_in(run)
+    file = file or (run[0] / REPORT_FILE if len(run) == 1 else Path(REPORT_FILE))
+    with err.status(f"reading {len(folders)} run{'s' * (len(folders) > 1)}"):
+        write_atomically(file, build([read_run(folder, name) for name, folder in folders.items()]))
+    print(f"the report is in {file} ({file.stat().st_size / 1e6:.1f} MB)")
+    if show:
+        webbrowser.open(file.resolve().as_uri())
+
+
+def watch(
+    run: list[Path] = RUNS,
+    port: int = typer.Option(0, help="Port on 127.0.0.1.", show_default="any free port"),
+    show: bool = typer.Option(False, "--open", help="Open the page in the browser."),
+) -> None:
+    """Serve the page of `zeno report` on 127.0.0.1 during training. It updates itself, and ends with the runs."""
+    from zeno.report.page import live
+
+    missing = [folder for folder in run if not folder.is_dir()]
+    if missing:
+        raise ValueError(f"There is no folder {missing[0]} to watch. Name the folder of a run that is training.")
+    again = f"zeno report {' '.join(map(str, run))}"
+    if live.all_over(run):
+        raise ValueError(f"No run in {run[0]} is training. To look at its results: {again}")
+
+    def say(address: str) -> None:
+        print(f"watching at {address} (Ctrl-C ends it)", flush=True)
+        if show:
+            webbrowser.open(address)
+
+    if live.serve(run, port, say=say):
+        print(f"the run has ended; to keep the page: {again}")

@@ -1,0 +1,103 @@
+"""Progress bars of the commands that train, and how these commands end when they are interrupted."""
+
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from zeno.cli.console import err
+from zeno.records.record import Record
+from zeno.studies.processes import Failed
+from zeno.studies.sweep import Job, Results, missing
+from zeno.training.interrupt import Interrupted
+
+NO_OUTCOMES: Results = {}
+
+
+def to_continue(folder: Path, command: str = "train") -> str:
+    return f"to continue: zeno {command} --resume {folder}"
+
+
+class TrainingProgress:
+    """Progress bars in steps, with the time left: one bar for each name, over all of its jobs.
+
+    Catches a `KeyboardInterrupt`, so that the command can show the results so far; `finish` then ends the command.
+    Jobs with an outcome need no training. `resume` says how to continue; by default, by resuming the run trained last.
+    """
+
+    def __init__(self, bars: Mapping[str, Sequence[Job]], outcomes: Results = NO_OUTCOMES, resume: str = "") -> None:
+        self.resume = resume
+        self._interrupt: KeyboardInterrupt | None = None
+        self._latest: Job | None = None
+        self._steps: dict[str, int] = {}  # done, by the name of the job
+        self._jobs = [job for jobs in bars.values() for job in jobs]
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps {task.fields[workers]} {task.fields[accuracy]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=err,
+            speed_estimate_period=600,  # slow and fast rules take turns
+        )
+        self._bars = {}
+        for name, jobs in bars.items():
+            total = sum(job.run.steps for job in jobs)
+            done = total - sum(job.run.steps for job in missing(jobs, outcomes))
+            bar = self._progress.add_task(name, total=total, completed=done, start=False, workers="", accuracy="")
+            self._bars.update({job.name: (bar, len(jobs) == 1) for job in jobs})
+
+    def on_record(self, job: Job, record: Record) -> None:
+        """Shows a step of this job."""
+        bar, of_one_job = self._bars[job.name]
+        self._progress.start_task(bar)
+        self._progress.update(bar, advance=record.step + 1 - self._steps.get(job.name, 0))
+        if of_one_job:
+            if job.execution.cluster != "local":
+                counts = [f"{n} {kind}" for kind, n in record.workers.items() if n or kind == "alive"]
+                self._progress.update(bar, workers=", ".join(counts))
+            if record.accuracy is not None:
+                self._progress.update(bar, accuracy=f"accuracy {record.accuracy:.1%}")
+        self._steps[job.name] = record.step + 1
+        self._latest = job
+
+    def __enter__(self) -> "TrainingProgress":
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if error is None:
+            for task in self._progress.tasks:
+                self._progress.update(task.id, completed=task.total)
+        self._progress.stop()
+        if isinstance(error, KeyboardInterrupt):
+            self._interrupt = error
+        elif error is not None and self._latest is not None and self._how_to_continue():
+            print(f"stopped by an error; {self._how_to_continue()}", file=sys.stderr)
+        return self._interrupt is not None
+
+    def _how_to_continue(self) -> str:
+        job = self._latest
+        if not self.resume and job and job.folder and self._steps[job.name] < job.run.steps:
+            return to_continue(job.folder)
+        return self.resume
+
+    def finish(self, outcomes: Results = NO_OUTCOMES, kept: str | None = None) -> None:
+        """Ends the command with an exit code and the way to continue, if it was interrupted or runs failed."""
+        found = [outcomes.get(job.key) for job in self._jobs]
+        errors = [outcome.error for outcome in found if isinstance(outcome, Failed)]
+        if errors:
+            print(f"{len(errors)} of {len(found)} runs failed, the first with {errors[0]}", file=sys.stderr)
+        if self._interrupt is not None:
+            done = sum(outcome is not None for outcome in found) - len(errors)
+            kept = kept or f"{done} of {len(found)} runs are kept"
+            print("; ".join(filter(None, [f"interrupted: {kept}", self._how_to_continue()])), file=sys.stderr)
+            number = self._interrupt.signal_number if isinstance(self._interrupt, Interrupted) else signal.SIGINT
+            raise typer.Exit(128 + number)
+        if errors:
+            print(self._how_to_continue(), file=sys.stderr)
+            raise typer.Exit(1)

@@ -1,0 +1,69 @@
+"""Results of runs and matrices: tables on the terminal, figures and files in the run folder."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from zeno.cli.console import out
+from zeno.cli.inspection import REPORT_FILE
+from zeno.faults import FAULTS
+from zeno.problem.registry import describe
+from zeno.records import toml
+from zeno.records.files import write_atomically
+from zeno.records.folder import RECORDS_FILE
+from zeno.records.record import summarize
+from zeno.report import figures, matrix, tables
+from zeno.report.page import html
+from zeno.report.run_view import read_run
+from zeno.studies.matrix import Matrix
+from zeno.studies.sweep import Job
+
+
+def show_runs(jobs: Sequence[Job], folder: Path, as_json: bool) -> bool:
+    """Shows and writes the results of the runs that have begun; returns whether there are records."""
+    some, faulty = jobs[0].run, max(job.run.faulty for job in jobs)
+    fault = f"{faulty} of {some.workers} workers faulty ({describe(some.fault, FAULTS)})" if faulty else "no faults"
+    title = f"{some.task}, {fault}"
+    views = [read_run(job.folder, job.name) for job in jobs if job.folder and (job.folder / RECORDS_FILE).exists()]
+    begun = [view for view in views if view.records]
+    folder.mkdir(parents=True, exist_ok=True)  # missing if the first run was interrupted before it started
+    figures.curves(views, folder / "curves.png", title)
+    figures.worker_maps(views, folder / "workers.png", title)
+    if begun:
+        write_atomically(folder / REPORT_FILE, html.build(begun))
+    summaries = [{"name": view.name, **asdict(summarize(view.records))} for view in views]
+    results = {"folder": str(folder), "runs": summaries}
+    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        print(json.dumps(results, indent=2))
+        return bool(begun)
+    table = tables.run_table(views)
+    table.title = title
+    out.print(table)
+    if len(begun) == 1:
+        out.print(str(begun[0].ledger), markup=False, highlight=False, soft_wrap=True)
+    print(f"records, models and curves.png are in {folder}")
+    print(f"the report, with curves and suspects, is {folder / REPORT_FILE}")
+    return bool(begun)
+
+
+def show_matrix(planned: Matrix, grids: Sequence[matrix.Grid], folder: Path, as_json: bool) -> None:
+    """Shows and writes the cells that are trained."""
+    references = [asdict(grid.rows[0][0]) for grid in grids]
+    cells = [asdict(entry) for grid in grids for row in grid.rows[1:] for entry in row]
+    settings = {**toml.loads(planned.base.to_toml()), **toml.loads(planned.to_toml())}
+    results = {"folder": str(folder), "settings": settings, "reference": references, "cells": cells}
+    (folder / "matrix.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    (folder / "matrix.md").write_text(matrix.matrix_markdown(grids), encoding="utf-8")
+    for grid in grids:
+        matrix.heat_map(grid, folder / f"matrix-q{grid.faulty}.png")
+    if as_json:
+        print(json.dumps(results, indent=2))
+        return
+    for grid in grids:
+        out.print(f"{grid.title}\n", markup=False, highlight=False, style="italic")
+        for table in matrix.matrix_tables(grid, out.width):
+            out.print(table, "")
+    out.print(f"test accuracy in percent; bold: the best rule. {matrix.MARKS}", markup=False, highlight=False)
+    print(f"matrix.md, matrix.json, figures and cells are in {folder}")

@@ -1,0 +1,107 @@
+"""The commands that train: train and compare."""
+
+import re
+import sys
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from zeno.cli.catalogue import check_names, constant
+from zeno.cli.options import FILE, JSON, OUT, new_folder, option, read_toml, settings_to_resume, with_settings
+from zeno.problem.registry import parse, split
+from zeno.records.folder import RUN_FILE
+from zeno.training.execution import ONLY_RAY, ExecutionSettings, execution_from, without_execution
+from zeno.training.run import Run, check_values
+
+DEFAULTS = constant("studies.compare", "DEFAULTS")
+RULES = constant("studies.compare", "RULES")
+
+
+@with_settings()
+def train(
+    file: Path | None = FILE,
+    resume: Path | None = option("Resume the run in this folder from its newest checkpoint."),
+    out_folder: Path | None = OUT,
+    as_json: bool = JSON,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Train once and write a run folder: settings, one record per step, checkpoints, figures, the model."""
+    if resume is not None:
+        file = settings_to_resume(resume, RUN_FILE, "run", "train", file or out_folder)
+    from_file = read_toml(file)
+    if settings.get("cluster") == "local":  # settings of a Ray cluster in the file do not apply
+        from_file = {name: value for name, value in from_file.items() if name not in ONLY_RAY}
+    everything = {**from_file, **settings}
+    if resume is not None and str(everything.get("task")).startswith(("<", "Task(")):
+        raise ValueError(f"The run in {resume} has a custom task. Resume it in Python, with zeno.train.")
+    check_names(everything)
+    check_values(without_execution(everything))
+    execution = execution_from(everything)
+    folder = resume or new_folder(out_folder, "train")
+    from zeno.problem.registry import describe
+    from zeno.rules import PARTS
+    from zeno.training.settings import from_settings
+
+    run = from_settings(without_execution(everything))
+    _execute({describe(run.rule, PARTS): run}, execution, folder, as_json)
+
+
+@with_settings(**DEFAULTS, trim="faulty + 1, or the most that a rule tolerates")
+def compare(
+    file: Path | None = FILE,
+    rule: list[str] | None = option("A rule to compare; repeat for more.", ", ".join(RULES)),
+    out_folder: Path | None = OUT,
+    as_json: bool = JSON,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Train with several rules on the same batches and faults, and show which ones survive.
+
+    Without arguments: handwritten digits, 20 workers, 12 of them with flipped labels; under a minute.
+    """
+    from_file = read_toml(file)
+    rules = list(RULES)
+    if "rule" in from_file:  # replaces the default rule of the same name
+        own = str(from_file.pop("rule"))
+        rules = [name for name in rules if name != parse(split(own)[-1])[0]] + [own]
+    everything = {**from_file, **settings}
+    check_names({**everything, "rule": rule or rules})
+    check_values({**DEFAULTS, **without_execution(everything)})
+    execution = execution_from(everything)
+    folder = new_folder(out_folder, "compare")
+    from zeno.studies import compare as comparison
+
+    runs = comparison.runs(without_execution(everything), rule or rules)
+    _execute(runs, execution, folder, as_json)
+
+
+def _execute(runs: Mapping[str, Run], execution: ExecutionSettings, folder: Path, as_json: bool) -> None:
+    """Trains each run in turn, then shows and writes the results, also those up to an interrupt."""
+    from zeno.cli.progress import TrainingProgress
+    from zeno.cli.results import show_runs
+    from zeno.records.files import locked
+    from zeno.studies.sweep import Job, run_jobs, train_job
+    from zeno.training.dry_run import dry_run
+
+    subfolders = {name: re.sub(r"[^\w.]+", "-", name).strip("-") if len(runs) > 1 else "" for name in runs}
+    jobs = [Job(name, run, folder / subfolders[name], execution) for name, run in runs.items()]
+    for name, run in runs.items():
+        dry_run(run)
+        tolerated = run.rule.tolerates
+        if tolerated is not None and run.faulty > tolerated:
+            print(f"note: {run.faulty} workers are faulty, {name} tolerates {tolerated}", file=sys.stderr)
+    with ExitStack() as stack:
+        if len(runs) > 1:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder))  # tells `zeno watch` that more runs follow
+        if execution.cluster == "ray":  # one for all runs
+            from zeno.workers.ray.session import start_or_join
+
+            stack.enter_context(start_or_join(execution.address))
+        progress = stack.enter_context(TrainingProgress({job.name: [job] for job in jobs}))
+        deque(run_jobs(jobs, train_job, on_record=progress.on_record), maxlen=0)
+    begun = show_runs(jobs, folder, as_json)
+    progress.finish(kept="the records up to here, and the model, are kept" if begun else "before the first step")
