@@ -1,16 +1,16 @@
-"""The diff: a plain PyTorch loop in which 12 of 20 workers have flipped labels, without Zeno and with it.
+"""A plain PyTorch training loop in which 12 of 20 workers have flipped labels, without Zeno and with it.
 
     python examples/own_loop.py                     # both, one after the other
-    python examples/own_loop.py --without           # the plain loop alone: watch it fail
+    python examples/own_loop.py --without           # only the plain loop, which fails
     python examples/own_loop.py --folder runs/mine  # then: zeno suspects runs/mine; zeno report runs/mine
 
-Lines that end in `# -` are what the loop was, those that end in `# +` are what it becomes. Everything else, the model,
-the workers and the optimizer, is as it would be without Zeno.
+Lines that end in `# -` belong to the plain loop, and lines that end in `# +` replace them. Everything else (the model,
+the workers, the optimizer) stays the same.
 
-What comes out (300 steps; 14 s of one core):
+Output (300 steps; 14 s of one core):
 
     12 of 20 workers are suspect: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 11. That is the majority: either they are faulty,
-    or the others are and the rule believes them.
+    or the others are and the rule trusts them.
     accuracy without Zeno 1.7%, with Zeno 93.1%
 """
 
@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import zeno  # +
 
 WORKERS, FAULTY = 20, 12  # workers 0 to 11 are faulty
-torch.set_num_threads(1)  # as long as the model is tiny
+torch.set_num_threads(1)  # the model is tiny
 
-# 8x8 pictures of handwritten digits, as tensors; yours come from anywhere. The server holds 100 of them back.
+# 8x8 images of handwritten digits, as tensors. The server holds out 100 of them.
 digits = zeno.load_task("digits")
 pictures, labels = digits.train.batch(torch.arange(len(digits.train)))
 test_pictures, test_labels = digits.test.batch(torch.arange(len(digits.test)))
@@ -39,7 +39,7 @@ def make_model() -> nn.Module:
 
 
 def gradient(model: nn.Module, worker: int) -> list[Tensor]:
-    """What a worker sends: a tensor for each parameter. In real life this runs on another machine."""
+    """What a worker sends: one tensor per parameter. In practice this runs on another machine."""
     rows = torch.randint(len(labels), (32,))
     targets = labels[rows] if worker >= FAULTY else 9 - labels[rows]
     loss = F.cross_entropy(model(pictures[rows]), targets)
@@ -74,8 +74,8 @@ def train(steps: int, with_zeno: bool, folder: str | None = None) -> nn.Module:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--without", action="store_true", help="run the plain loop alone")
-    parser.add_argument("--folder", help="where the server writes a record of every step")
+    parser.add_argument("--without", action="store_true", help="run only the plain loop")
+    parser.add_argument("--folder", help="folder for a record of every step")
     parser.add_argument("--small", action="store_true", help="fewer steps, for the tests")
     arguments = parser.parse_args()
     steps = 120 if arguments.small else 300

@@ -1,18 +1,18 @@
-"""Not a classifier: twelve hospitals predict blood glucose, and seven of them are wrong about what they measured.
+"""A regression: twelve hospitals predict blood glucose, and seven of them have wrong targets.
 
     python examples/regression.py
 
-The targets are in mmol/l. Hospitals 0 to 4 have theirs in mg/dl, 18 times as large; hospitals 5 and 6 have lost a
-decimal point; hospitals 7 to 11 are right, and 11 does not answer at every fifth step. Hospitals 7 to 11 alone are what
-there is to reach.
+The targets are in mmol/l. Hospitals 0 to 4 have theirs in mg/dl, 18 times as large. Hospitals 5 and 6 have lost a
+decimal point. Hospitals 7 to 11 are right, and hospital 11 sends nothing at every fifth step. The reference is training
+on hospitals 7 to 11 alone.
 
-It also shows what `zeno.Server` takes as it is: gradients by name, None for who sent nothing, a loss of your choice, an
-optimizer with momentum and a learning rate for each group of parameters, and a schedule.
+The example also shows what `zeno.Server` supports: gradients by name, None for a missing gradient, any loss, an
+optimizer with momentum and one learning rate per parameter group, and a schedule.
 
-What comes out (400 steps; 17 s of one core; the noise in the targets is 0.3):
+Output (400 steps; 17 s of one core; the noise in the targets is 0.3):
 
     7 of 12 workers are suspect: 0, 1, 2, 3, 4, 5 and 6. That is the majority: either they are faulty, or the others are
-    and the rule believes them.
+    and the rule trusts them.
     error: good ones 0.38, Zeno 0.38, mean 56.63 mmol/l
 """
 
@@ -25,11 +25,11 @@ from torch.optim.lr_scheduler import LinearLR
 
 import zeno
 
-torch.set_num_threads(1)  # as long as the model is tiny
+torch.set_num_threads(1)  # the model is tiny
 
 
 def measure(patients: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """What is known of patients [n, 5], and their glucose [n, 1] in mmol/l: 6 on average, with noise of 0.3."""
+    """Features of patients [n, 5], and their glucose [n, 1] in mmol/l: 6 on average, with noise of 0.3."""
     known = torch.randn(patients, 5, generator=rng)
     meal, insulin, stress = known[:, 0], known[:, 1], known[:, 2]
     glucose = 6 + 2 * torch.tanh(meal - insulin) + 0.8 * torch.sin(2 * stress) + 0.5 * meal * known[:, 3]
@@ -42,7 +42,7 @@ def as_reported(hospital: int, glucose: Tensor) -> Tensor:
     return 10 * glucose if hospital < 7 else glucose
 
 
-def answer(model: nn.Module, hospital: int, step: int, rng: torch.Generator) -> dict[str, Tensor | None] | None:
+def reply(model: nn.Module, hospital: int, step: int, rng: torch.Generator) -> dict[str, Tensor | None] | None:
     """What a hospital sends: its gradients by name, or nothing."""
     known, glucose = measure(50, rng)
     if hospital == 11 and step % 5 == 0:
@@ -53,7 +53,7 @@ def answer(model: nn.Module, hospital: int, step: int, rng: torch.Generator) -> 
 
 
 def error(model: nn.Module) -> float:
-    """The root of the mean squared error on 2,000 patients, in mmol/l."""
+    """Root mean squared error on 2,000 patients, in mmol/l."""
     known, glucose = measure(2000, torch.Generator().manual_seed(1))
     with torch.no_grad():
         return float(F.mse_loss(model(known), glucose).sqrt())
@@ -68,10 +68,10 @@ def train(name: str, hospitals: range, rule: zeno.Rule, steps: int) -> zeno.Serv
     schedule = LinearLR(optimizer, 1.0, 0.1, total_iters=steps)
 
     rng = torch.Generator().manual_seed(0)
-    samples = [measure(50, rng) for _ in range(10)]  # 500 patients whose values the server has checked
+    samples = [measure(50, rng) for _ in range(10)]  # 500 patients whose values the server has verified
     server = zeno.Server(model, F.huber_loss, optimizer, samples, rule)
     for step in range(steps):
-        server.step([answer(model, hospital, step, rng) for hospital in hospitals])
+        server.step([reply(model, hospital, step, rng) for hospital in hospitals])
         schedule.step()
         if (step + 1) % (steps // 4) == 0:
             rates = "/".join(f"{rate:.3f}" for rate in schedule.get_last_lr())

@@ -1,20 +1,21 @@
-"""One bad card among four ranks: `zeno.distributed.step` in the place of DDP's all-reduce.
+"""One bad GPU among four ranks: `zeno.distributed.step` instead of DDP's all-reduce.
 
     torchrun --standalone --nproc-per-node 4 examples/torchrun.py         # with Zeno
-    torchrun --standalone --nproc-per-node 4 examples/torchrun.py --ddp   # with DistributedDataParallel: ruined
+    torchrun --standalone --nproc-per-node 4 examples/torchrun.py --ddp   # with DistributedDataParallel, which fails
 
-From step 5 on the card of the last rank computes, in turns, noise, NaN, and the gradient times -10; nothing raises.
-Every rank has data of its own. Rank 0 has the server as well, with 100 samples that no rank trains on.
+From step 5 on, the last rank computes in turn noise, NaN, and its gradient times -10; nothing raises an error. Every
+rank has different data. Rank 0 is also the server, with 100 samples that no rank trains on. Without GPUs, the example
+runs on CPUs with gloo.
 
-torchrun itself listens on all addresses of the machine as long as it runs, with --standalone too: mind your firewall.
-On a single machine GLOO_SOCKET_IFNAME=lo keeps what the ranks send each other on the loopback.
+torchrun listens on all addresses of the machine while it runs, even with --standalone: check your firewall. On a single
+machine, GLOO_SOCKET_IFNAME=lo keeps the traffic between ranks on loopback.
 
-What comes out (300 steps; 24 s on two cores that had other work, most of it imports):
+Output (300 steps; 24 s on two cores that had other work, most of it imports):
 
     step 300: accuracy 94.4%
     1 of 4 workers is suspect: 3.
 
-and with --ddp 11.1% from step 60 on: one NaN, and every rank has it for good.
+and with --ddp 11.1% from step 60 on: a single NaN makes the parameters of every rank NaN permanently.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import zeno
 
-BAD_FROM = 5  # the step
+BAD_FROM = 5  # step
 
 
 def broken(gradient: Tensor, step: int) -> Tensor:
@@ -43,18 +44,18 @@ def train(steps: int, ddp: bool, rank: int, device: torch.device) -> None:
     digits = zeno.load_task("digits")
     pictures, labels = (part.to(device) for part in digits.train.batch(torch.arange(len(digits.train))))
     tests, answers = (part.to(device) for part in digits.test.batch(torch.arange(len(digits.test))))
-    own = TensorDataset(pictures[:100], labels[:100])  # of the server
+    own = TensorDataset(pictures[:100], labels[:100])  # the server's samples
     pictures, labels = pictures[100 + rank :: dist.get_world_size()], labels[100 + rank :: dist.get_world_size()]
 
-    torch.manual_seed(0)  # all ranks begin with the same model,
+    torch.manual_seed(0)  # all ranks start with the same model,
     model: nn.Module = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
-    torch.manual_seed(1 + rank)  # and draw batches of their own
+    torch.manual_seed(1 + rank)  # and draw different batches
     step = 0
     if rank == dist.get_world_size() - 1:
         for parameter in model.parameters():
             parameter.register_hook(lambda gradient: broken(gradient, step))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    schedule = CosineAnnealingLR(optimizer, steps, eta_min=0.002)  # well above rho, to the end
+    schedule = CosineAnnealingLR(optimizer, steps, eta_min=0.002)  # stays well above rho
 
     server = None
     if ddp:
@@ -68,7 +69,7 @@ def train(steps: int, ddp: bool, rank: int, device: torch.device) -> None:
         optimizer.zero_grad()
         F.cross_entropy(model(pictures[rows]), labels[rows]).backward()
         if ddp:
-            optimizer.step()  # `backward` has averaged what all ranks have
+            optimizer.step()  # `backward` has averaged the gradients of all ranks
         else:
             zeno.distributed.step(model, optimizer, server)
         schedule.step()
@@ -82,7 +83,7 @@ def train(steps: int, ddp: bool, rank: int, device: torch.device) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ddp", action="store_true", help="average what all ranks have, as DDP does")
+    parser.add_argument("--ddp", action="store_true", help="use DistributedDataParallel instead of Zeno")
     parser.add_argument("--small", action="store_true", help="fewer steps, for the tests")
     arguments = parser.parse_args()
 
@@ -91,6 +92,6 @@ if __name__ == "__main__":
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpus else torch.device("cpu")
     try:
         train(120 if arguments.small else 300, arguments.ddp, dist.get_rank(), device)
-        dist.barrier()  # nobody leaves while another still reads
+        dist.barrier()  # no rank exits while another still receives
     finally:
         dist.destroy_process_group()

@@ -3,15 +3,15 @@
     python examples/transformer.py           # four to five minutes
     python examples/transformer.py --small   # a smaller model for fewer steps: what the tests run
 
-Workers 0 to 6 have a bug in their loader: the target of a letter is itself, not the next one. Workers 7 to 12 have
-another vocabulary, which numbers the letters from the other end. Workers 13 to 18 send their gradient with the wrong
-sign. Worker 19 is good. Alone it shows what there is to reach; the mean of all 20 is what one gets.
+Workers 0 to 6 have a bug in their data loader: the target of each letter is the letter itself, not the next one.
+Workers 7 to 12 use a different vocabulary, which numbers the letters in reverse. Workers 13 to 18 send their gradient
+with the wrong sign. Worker 19 is good. Training on worker 19 alone is the reference; the mean of all 20 is plain
+averaging.
 
-examples/text.txt is the prose of this repository: its pages (README.md, docs/ and the like) and the docstrings of
-src/zeno, without tables, code and markup, as plain ASCII, paragraphs in random order. Of it, 80 % are the workers',
-10 % the server's. The losses are on the last 10 %, which nobody trains on.
+examples/text.txt is prose about this project, as plain ASCII, with its paragraphs in random order. The workers train on
+80 % of it, and the server scores on 10 %. The losses are on the last 10 %, which is not used for training.
 
-What comes out (108,864 parameters, 250 steps; 247 s of one core):
+Output (108,864 parameters, 250 steps; 247 s of one core):
 
     19 of 20 workers are suspect: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17 and 18. That is [...]
     loss: good worker alone 2.083, Zeno 2.126, mean 141.102
@@ -125,7 +125,7 @@ if __name__ == "__main__":
     small = parser.parse_args().small
 
     good, _ = train("the good worker alone", range(19, 20), zeno.Mean(), small)
-    zenos, server = train("Zeno of all 20", range(20), zeno.Zeno.auto(trim=19, batch_size=16), small)
+    zenos, server = train("Zeno of all 20", range(20), zeno.ZenoAuto(trim=19, batch_size=16), small)
     mean, _ = train("the mean of all 20", range(20), zeno.Mean(), small)
     print(server.ledger)
     print(f"loss: good worker alone {test_loss(good):.3f}, Zeno {test_loss(zenos):.3f}, mean {test_loss(mean):.3f}")

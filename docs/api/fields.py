@@ -1,26 +1,27 @@
-"""For the API pages: a table of what the fields of a class mean.
+"""A griffe extension for the API pages: a table with the meaning of each field of a class.
 
-We write that as a comment behind the field, or as the help text of a setting, and readers of the site see neither.
+The source states it in a comment after the field, or in the help text of a setting. Neither is part of a docstring.
 """
 
 import ast
 import io
+import re
 import tokenize
 from typing import Any
 
 import griffe
 
 SETTING = "setting"  # zeno.training.run.setting(default, panel, text)
-SCHEDULE = ("on", "start", "end", "chance", "redraw")  # what all faults have in common
+SCHEDULE = ("on", "start", "end", "chance", "redraw")  # parameters of every fault
 
 
 class Fields(griffe.Extension):
-    """Comments of fields become rows of a table below the docstring of their class."""
+    """Adds a table of fields to the docstring of each class."""
 
     def on_attribute_instance(
         self, *, node: ast.AST | griffe.ObjectNode, attr: griffe.Attribute, **kwargs: Any
     ) -> None:
-        """A setting has the default and the text of its call."""
+        """Reads the default and the help text of a setting from its call."""
         value = getattr(node, "value", None)
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == SETTING:
             assert isinstance(attr.value, griffe.ExprCall)
@@ -28,8 +29,9 @@ class Fields(griffe.Extension):
             attr.extra["fields"]["meaning"] = ast.literal_eval(value.args[2])
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
-        """Runs after the extension for dataclasses, which has made signatures of the fields."""
+        """Runs after the extension for dataclasses, which turns fields into signatures."""
         self._module(pkg)
+        _escape(pkg)
 
     def _module(self, module: griffe.Module) -> None:
         for member in module.members.values():
@@ -47,7 +49,7 @@ class Fields(griffe.Extension):
             meaning = field.extra["fields"].get("meaning") or _comment(field)
             if field.docstring is not None:
                 meaning = " ".join(field.docstring.value.split())
-                field.docstring = None  # which hides it below: it is in the signature, and in the table
+                field.docstring = None  # hides the field below: it is in the signature and in the table
             if not field.name.startswith("_") and (meaning or not in_signature):
                 shown = field.name if in_signature else f"{field.name}: {field.annotation}"
                 rows.append("| `{}` | {} |".format(*(text.replace("|", "\\|") for text in (shown, meaning))))
@@ -55,10 +57,11 @@ class Fields(griffe.Extension):
             text = cls.docstring.value if cls.docstring is not None else ""
             cls.docstring = griffe.Docstring("\n".join([text, "", "| | |", "|---|---|", *rows]), parent=cls)
         _without_schedule(cls)
+        _without_checks(cls)
 
 
 def _comment(field: griffe.Attribute) -> str:
-    """What is written behind a field."""
+    """The comment after a field."""
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(field.source).readline))
     except (tokenize.TokenError, IndentationError):
@@ -67,7 +70,26 @@ def _comment(field: griffe.Attribute) -> str:
 
 
 def _without_schedule(cls: griffe.Class) -> None:
-    """Leaves what all faults have in common out of the signature of each."""
+    """Removes the parameters that all faults share from the signature of each fault."""
     init = cls.members.get("__init__")
     if cls.path.startswith("zeno.faults.") and cls.name != "Fault" and isinstance(init, griffe.Function):
         init.parameters = griffe.Parameters(*[p for p in init.parameters if p.name not in SCHEDULE])
+
+
+def _without_checks(cls: griffe.Class) -> None:
+    """Shows the parameter `x: Annotated[int, check]` as `x: int`."""
+    init = cls.members.get("__init__")
+    for parameter in init.parameters if isinstance(init, griffe.Function) else ():
+        match parameter.annotation:
+            case griffe.ExprSubscript(left=griffe.ExprName("Annotated"), slice=griffe.ExprTuple(elements=[shown, *_])):
+                parameter.annotation = shown
+
+
+def _escape(obj: griffe.Object) -> None:
+    """Keeps formulas such as <x, y> visible, which Markdown would take for HTML tags; not inside of backticks."""
+    if obj.docstring is not None:
+        parts = re.split("(`[^`]*`)", obj.docstring.value)
+        obj.docstring.value = "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)
+    for member in obj.members.values():
+        if not isinstance(member, griffe.Alias):
+            _escape(member)

@@ -1,4 +1,4 @@
-"""Every example runs, in its small form and in a process of its own, and shows what its first lines say it does."""
+"""Every example runs in its small form, in a separate process, and reproduces the result in its docstring."""
 
 import ast
 import os
@@ -19,7 +19,7 @@ ALONE = {  # on one core, and on the loopback address
     "PYTHONPATH": str(SOURCE),
     "PYTHONWARNINGS": "error::UserWarning:zeno",
 }
-# torchrun, but for where it listens: its store takes every address of the machine, whatever it is told.
+# torchrun, except that it listens on loopback only: its store listens on all addresses, whatever its options are.
 TORCHRUN = """
 import functools, socket, sys
 from torch.distributed import run
@@ -45,7 +45,7 @@ def example(name: str, *arguments: str | Path) -> str:
 
 
 def numbers(pattern: str, text: str) -> list[float]:
-    """The numbers in what matches the pattern, which has a group for each; percents as shares."""
+    """The numbers that the groups of the pattern match; percentages become fractions."""
     found = re.search(pattern, text)
     assert found, f"{pattern!r} is not in:\n{text}"
     return [float(part.rstrip("%")) / (100 if part.endswith("%") else 1) for part in found.groups()]
@@ -56,7 +56,7 @@ def suspects_in(text: str) -> list[int]:
     return [int(worker) for worker in re.findall(r"\d+", named[1])] if named else []
 
 
-def test_own_loop_survives_what_ruins_the_plain_loop_and_names_who_did_it(tmp_path: Path) -> None:
+def test_own_loop_survives_faults_that_ruin_the_plain_loop_and_names_the_faulty_workers(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     text = example("own_loop.py", "--folder", folder)
     without, with_zeno = numbers(r"accuracy without Zeno (\S+%), with Zeno (\S+%)", text)
@@ -64,7 +64,7 @@ def test_own_loop_survives_what_ruins_the_plain_loop_and_names_who_did_it(tmp_pa
     assert with_zeno > 0.85
     assert suspects_in(text) == list(range(12))
     steps = (folder / "records.jsonl").read_text(encoding="utf-8").count("\n")
-    assert f"step {steps}: " in text, "the folder has a record of every step"
+    assert f"step {steps}: " in text, "the folder must have a record of every step"
 
 
 def test_own_loop_changes_by_few_lines() -> None:
@@ -73,17 +73,17 @@ def test_own_loop_changes_by_few_lines() -> None:
     assert any("server.step(" in line for line in added)
     assert len(added) <= 10
     using_zeno = [line for line in lines if re.search(r"\bzeno\.Server|\bserver\.|import zeno", line)]
-    assert set(using_zeno) <= set(added), "no line that needs the server is left unmarked"
+    assert set(using_zeno) <= set(added), "every line that needs the server must be marked"
 
 
-def test_torchrun_survives_a_bad_card_and_names_it() -> None:
+def test_torchrun_survives_a_bad_gpu_and_names_it() -> None:
     text = printed_by("-c", TORCHRUN, "--nproc-per-node", "3", EXAMPLES / "torchrun.py", "--small")
     assert numbers(r"step 120: accuracy (\S+%)", text)[0] > 0.8
     assert suspects_in(text) == [2]
 
 
 @pytest.mark.slow
-def test_torchrun_with_ddp_is_ruined_by_a_bad_card() -> None:
+def test_torchrun_with_ddp_is_ruined_by_a_bad_gpu() -> None:
     text = printed_by("-c", TORCHRUN, "--nproc-per-node", "2", EXAMPLES / "torchrun.py", "--small", "--ddp")
     assert numbers(r"step 120: accuracy (\S+%)", text)[0] < 0.3
 
@@ -91,7 +91,7 @@ def test_torchrun_with_ddp_is_ruined_by_a_bad_card() -> None:
 def test_transformer_learns_from_the_one_good_worker_of_20() -> None:
     text = example("transformer.py")
     good, with_zeno, mean = numbers(r"loss: good worker alone (\S+), Zeno (\S+), mean (\S+)\n", text)
-    assert good < 3.3, "a uniform guess has 4.29"
+    assert good < 3.3, "guessing uniformly has 4.29"
     assert with_zeno < good + 0.2
     assert mean > with_zeno + 2
 
@@ -101,18 +101,18 @@ def test_regression_survives_wrong_units() -> None:
     good, with_zeno, mean = numbers(r"error: good ones (\S+), Zeno (\S+), mean (\S+) mmol/l", text)
     assert with_zeno < good + 0.2 < 1
     assert mean > 10
-    assert set(suspects_in(text)) <= set(range(7)), "no good hospital is named"
+    assert set(suspects_in(text)) <= set(range(7)), "no good hospital must be named"
 
 
 def test_custom_rule_works_in_a_run_and_in_a_loop() -> None:
     text = example("custom_rule.py")
-    assert "it makes no update: DescentWeighted(batch_size=32) needs 1 usable candidates. Found 0 of 20." in text
+    assert "there is no update: DescentWeighted(samples=32) needs 1 usable candidates. Found 0 of 20." in text
     assert numbers(r"train with Median\S*: accuracy (\S+%)", text)[0] < 0.2
     assert numbers(r"train with DescentWeighted\S*: accuracy (\S+%)", text)[0] > 0.7
     assert numbers(r"Server with DescentWeighted\S*: accuracy (\S+%)", text)[0] > 0.9
 
 
-def test_custom_fault_ruins_the_median_and_adds_up_with_others() -> None:
+def test_custom_fault_ruins_the_median_and_combines_with_others() -> None:
     text = example("custom_fault.py")
     for fault in ("off by one", r"off by one \+ sign flip"):
         assert numbers(rf"{fault}, Median: accuracy (\S+%)", text)[0] < 0.4
@@ -120,8 +120,8 @@ def test_custom_fault_ruins_the_median_and_adds_up_with_others() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_every_example_says_how_to_run_it_and_what_comes_out(path: Path) -> None:
-    told = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    assert f"examples/{path.name}" in told
-    assert "What comes out" in told
-    assert path.name in Path(__file__).read_text(encoding="utf-8"), "it has a test"
+def test_every_example_states_how_to_run_it_and_its_result(path: Path) -> None:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    assert f"examples/{path.name}" in text
+    assert re.search(r"^(Output|What comes out) \(", text, flags=re.MULTILINE)
+    assert path.name in Path(__file__).read_text(encoding="utf-8"), "every example needs a test"

@@ -24,9 +24,11 @@ import zeno
 
 
 @dataclass(frozen=True)
-class Halved:
-    def __call__(self, candidates: Tensor, descent: zeno.Descent | None = None, state: object = None) -> zeno.Aggregate:
-        found = zeno.Median()(candidates, descent, state)
+class Halved(zeno.Rule):
+    samples: int = 8
+
+    def __call__(self, candidates: Tensor, oracle: zeno.Oracle | None = None, state: object = None) -> zeno.Aggregate:
+        found = zeno.Median()(candidates, oracle, state)
         return found._replace(update=found.update / 2)
 
 
@@ -72,10 +74,11 @@ def loop() -> None:
 def runs() -> None:
     fault = Stuck(value=2.0, on=2) + zeno.Crash(on=1)
     run = zeno.Run(rule=zeno.chain(zeno.NNM(faulty=2), zeno.Krum(faulty=2)), fault=fault, faulty=3, local_steps=2)
-    records = zeno.train(run, setup=zeno.Setup(cluster="ray"), on_record=lambda record: print(record.accuracy))
+    execution = zeno.ExecutionSettings(cluster="ray")
+    records = zeno.train(run, execution=execution, on_record=lambda record: print(record.accuracy))
     assert_type(records, list[zeno.Record])
     assert_type(zeno.ledger_of(records, run.workers).suspects, list[int])
-    assert_type(zeno.Zeno.auto(trim=3), zeno.Zeno)
+    assert_type(zeno.ZenoAuto(trim=3).tolerates, int | None)
     aggregate = zeno.Zeno(trim=1)(torch.zeros(3, 4), zeno.Problem(nn.Linear(3, 1)).at(torch.zeros(4), 0.1, batch()))
     assert_type(aggregate.scores, Tensor | None)
 
@@ -100,6 +103,7 @@ zeno.flatten(3)
 zeno.unflatten(model, model)
 zeno.Run(steps="many")
 zeno.distributed.step(optimizer, model)
+zeno.Krumm(faulty=1)  # a misspelt name
 """
 
 
