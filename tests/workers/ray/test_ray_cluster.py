@@ -373,12 +373,13 @@ def test_training_survives_killed_and_stopped_workers(monkeypatch: pytest.Monkey
                 os.kill(pid, number)
         time.sleep(0.05)  # so that some steps see them back
 
-    setup = replace(ON_RAY, workers_per_actor=2, deadline=1.0, patience=2)
+    # Ray takes 1 to 2 s to notice that a process was killed.
+    setup = replace(ON_RAY, workers_per_actor=2, deadline=3.0, patience=2)
     records = zeno.train(run, on_record=hurt, execution=setup)
     undisturbed = zeno.train(run)
     assert all(r.skipped is None for r in records)
     reasons = {(worker, why.text.split(",")[0].split(":")[0]) for r in records for worker, why in r.errors.items()}
-    assert {(0, "died"), (2, "no answer in 1.0 s"), (2, "is being restarted"), (4, "died")} <= reasons
+    assert {(0, "died"), (2, "no answer in 3.0 s"), (2, "is being restarted"), (4, "died")} <= reasons
     assert records[-1].accuracy is not None
     assert undisturbed[-1].accuracy is not None
     assert abs(records[-1].accuracy - undisturbed[-1].accuracy) < 0.05
