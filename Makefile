@@ -13,8 +13,9 @@ test: lint  ## Lint and all tests but the slow ones; under 8 minutes on 2 cores.
 	$(PYTEST) --ignore tests/workers/ray
 	$(BIN)/pytest tests/workers/ray
 
-test-fast: lint  ## The same without Ray and without a browser; under 3 minutes.
-	$(PYTEST) --ignore tests/workers/ray --ignore tests/report/test_browser.py
+test-fast: lint  ## The same without Ray, browser, examples and memory measurements; under 3 minutes.
+	$(PYTEST) --ignore tests/workers/ray --ignore tests/report/test_browser.py --ignore tests/project/test_examples.py \
+		--ignore tests/rules/test_rules_memory.py
 
 test-slow: .venv/ready  ## The tests that take minutes.
 	$(BIN)/pytest -m slow
