@@ -54,5 +54,5 @@ def test_rules_need_at_most_two_vectors_beside_the_candidates(candidates: str) -
     assert found.returncode == 0, found.stderr
     vectors = {name: peak / (4 * D) for name, peak in json.loads(found.stdout).items()}
     assert len(vectors) > 19
-    vectors.pop("zeno_auto")  # 4: it combines the candidates in float64
+    assert vectors.pop("zeno_auto") < 4.05  # more than the others; why was not looked into
     assert {name: round(peak, 2) for name, peak in vectors.items() if peak > 2.05} == {}

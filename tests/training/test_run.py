@@ -15,7 +15,7 @@ from zeno.studies.compare import WITHOUT_FAULTS, runs
 from zeno.training.build import make_optimizer
 from zeno.training.dry_run import dry_run
 from zeno.training.run import Run
-from zeno.training.settings import from_settings, key_of, values_in
+from zeno.training.settings import OLD_ZENO_AUTO, from_settings, key_of, values_in
 
 
 def test_the_defaults_are_the_papers() -> None:
@@ -208,6 +208,7 @@ def test_a_run_is_identified_by_the_values_of_its_settings() -> None:
     assert key_of(replace(run, lr=1.0, data=None).to_toml()) == key
     assert key_of('rule="zeno( 2, rho=5e-4 )"\nfault="sign_flip()"\nfaulty=2\nlr=1') == key, "in any notation"
     assert key_of(replace(run, seed=1).to_toml()) != key
+    assert key_of(f'rule = "{OLD_ZENO_AUTO}"') == key_of('rule = "zeno_auto"'), "in results of an older version"
     assert key_of(Run().to_toml()) == key_of("") == ""
     assert key_of("another = 3\n") == "another = 3\n", "a setting of a newer version"
 
