@@ -228,6 +228,58 @@ def test_a_trial_returns_the_update_of_the_rule_and_changes_nothing(monkeypatch:
     assert drawn == [("trial", 8), ("score", 8)], "a step is judged on samples that no trial has seen"
 
 
+@pytest.mark.parametrize(
+    "rule", [zeno.Zeno(trim=1, batch_size=8), zeno.FLTrust(batch_size=8), zeno.ZenoAuto(warm_up=0)]
+)
+def test_the_trials_of_a_step_share_their_samples_and_do_not_influence_each_other(
+    rule: zeno.Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[str, int, int, int]] = []
+    gradients: list[int] = []
+    take, gradient_here = DatasetSamples.take, zeno.Problem.gradient_here
+
+    def taking(self: DatasetSamples, size: int, role: str, step: int, number: int = 0) -> zeno.Batch:
+        drawn.append((role, step, number, size))
+        return take(self, size, role, step, number)
+
+    def counting(self: zeno.Problem, batch: zeno.Batch) -> Tensor:
+        gradients.append(len(batch.targets))
+        return gradient_here(self, batch)
+
+    sent = [torch.stack([scale * GOOD, 3 * GOOD, -GOOD]) for scale in (1, -1, -5)]
+    alone = [server([GOOD, 3 * GOOD, -GOOD], rule).trial(candidates, 0) for candidates in sent]
+    monkeypatch.setattr(DatasetSamples, "take", taking)
+    monkeypatch.setattr(zeno.Problem, "gradient_here", counting)
+    one = server([GOOD, 3 * GOOD, -GOOD], rule)
+    for candidates, expected in zip(sent, alone, strict=True):
+        found = one.trial(candidates, 0)
+        assert found is not None
+        assert expected is not None
+        assert torch.equal(found, expected)
+    assert len(drawn) == len(set(drawn)) > 0, "no samples are drawn twice"
+    assert len(gradients) <= 1
+    before = drawn.copy()
+    one.trial(sent[0], 1)
+    assert {step for _, step, _, _ in drawn[len(before) :]} == {1}, "another step has other samples"
+
+
+def test_a_trial_after_a_step_is_at_the_new_parameters() -> None:
+    one = server([-GOOD, -GOOD, -GOOD], zeno.FLTrust(batch_size=8))
+    candidates = torch.stack([-GOOD, -GOOD, -GOOD])
+    first = one.trial(candidates, 0)
+    state = one.state_to_save()
+    start = state["params"].clone()
+    one.step(0)
+    second = one.trial(candidates, 0)
+    one.load_state({**state, "params": start})
+    third = one.trial(candidates, 0)
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert not torch.equal(first, second), "the server's gradient has changed, and the update with it"
+    assert torch.equal(first, third)
+
+
 def test_a_trial_uses_the_state_of_the_rule_and_does_not_change_it() -> None:
     one = server([GOOD, GOOD], zeno.CenteredClipping(radius=0.1))
     one.step(0)

@@ -201,7 +201,10 @@ class Clock:
 
 @dataclass(eq=False)
 class StepOracle:
-    """The oracle of one step. Samples are drawn when the rule first asks: no worker can fit a gradient to them."""
+    """The oracle of one step. Samples are drawn when the rule first asks: no worker can fit a gradient to them.
+
+    After `rewind`, it draws the same fresh samples again; what it computed on them is kept.
+    """
 
     core: Core
     role: str  # what the samples are drawn for
@@ -212,6 +215,10 @@ class StepOracle:
     scorer: Scorer | None = None  # scores candidates as they arrive
     _scoring: bool = False  # whether one has arrived
     _draws: int = 0  # of fresh samples
+    _oracles: dict[tuple[int, int], LossOracle] = field(default_factory=dict)  # by samples and draw
+
+    def rewind(self) -> None:
+        self._draws = 0
 
     def arrived(self, worker: int, candidates: Tensor) -> None:
         """The candidate of this worker is in its row of the candidates [m, d] and may be scored."""
@@ -247,10 +254,12 @@ class StepOracle:
         return self._on(samples, 0)
 
     def _on(self, samples: int, number: int) -> LossOracle:
-        if samples < OWN_STATISTICS_FROM:
-            self.core.statistics.refresh(self.x)
-        batch = self.core.samples.take(samples, self.role, self.step, number)
-        return self.core.problem.at(self.x, self.lr, batch)
+        if (samples, number) not in self._oracles:
+            if samples < OWN_STATISTICS_FROM:
+                self.core.statistics.refresh(self.x)
+            batch = self.core.samples.take(samples, self.role, self.step, number)
+            self._oracles[samples, number] = self.core.problem.at(self.x, self.lr, batch)
+        return self._oracles[samples, number]
 
 
 @dataclass(eq=False)

@@ -42,6 +42,7 @@ class Engine:
         self._thread = ThreadScorer() if rule.scores_on_arrival and cluster.remote and scorer is None else None
         source = DatasetSamples(dataset, samples, seed)
         self.core = Core(problem, rule, source, scorer or self._thread, check_on_one_core=True)
+        self._trials: StepOracle | None = None  # of the trials since the parameters last changed
 
     def step(self, number: int, skip: Collection[int] = NOBODY) -> Step:
         """One step. Workers in `skip` are left out, as long as the rule has enough candidates without them."""
@@ -55,11 +56,14 @@ class Engine:
     def trial(self, candidates: Tensor, number: int) -> Tensor | None:
         """The update [d] that the rule would return for these candidates [m, d]; None if it would skip the step.
 
-        Nothing changes, and no step is scored on the same samples. For faults that know the rule.
+        Nothing changes, and no step is scored on the same samples. For faults that know the rule: all trials of a step
+        are on the same samples, which are drawn once.
         """
-        oracle = StepOracle(self.core, "trial", number, self.params.detach(), self._lr)
+        if self._trials is None or self._trials.step != number:
+            self._trials = StepOracle(self.core, "trial", number, self.params.detach(), self._lr)
+        self._trials.rewind()
         try:
-            return self.rule(candidates, oracle, self.core.state).update
+            return self.rule(candidates, self._trials, self.core.state).update
         except TooFewUsable:
             return None
 
@@ -80,6 +84,7 @@ class Engine:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continues from what `state_to_save` returned."""
+        self._trials = None
         with torch.no_grad():
             self.params.copy_(state["params"])
         self.problem.load_buffers(state["buffers"])
@@ -117,6 +122,7 @@ class Engine:
         step.receive(replies, workers)
 
     def _apply(self, update: Tensor | None) -> None:
+        self._trials = None
         self.params.grad = update
         self.optimizer.step()
         if self.schedule is not None:
