@@ -4,7 +4,9 @@ from zeno.faults import ALIE as ALIE
 from zeno.faults import FAULTS as FAULTS
 from zeno.faults import Backdoor as Backdoor
 from zeno.faults import BitFlip as BitFlip
+from zeno.faults import CancellingOffsets as CancellingOffsets
 from zeno.faults import Crash as Crash
+from zeno.faults import Fang as Fang
 from zeno.faults import Fault as Fault
 from zeno.faults import Faulty as Faulty
 from zeno.faults import FeatureNoise as FeatureNoise
@@ -20,12 +22,16 @@ from zeno.faults import MinMax as MinMax
 from zeno.faults import MinSum as MinSum
 from zeno.faults import NonFinite as NonFinite
 from zeno.faults import Omniscient as Omniscient
+from zeno.faults import OptALIE as OptALIE
+from zeno.faults import OptInnerProduct as OptInnerProduct
+from zeno.faults import Pulse as Pulse
 from zeno.faults import RandomBits as RandomBits
 from zeno.faults import Replay as Replay
 from zeno.faults import Scene as Scene
 from zeno.faults import SignFlip as SignFlip
 from zeno.faults import Slow as Slow
 from zeno.faults import Together as Together
+from zeno.faults import Turncoat as Turncoat
 from zeno.faults import Zero as Zero
 from zeno.problem.dataset import Batch as Batch
 from zeno.problem.dataset import Dataset as Dataset

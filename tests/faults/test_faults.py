@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import zeno
 from support.fake_cluster import CAME_LATE, DIED, RAISED
 from zeno.faults.alie import default_z
 from zeno.faults.garbage import KINDS
+from zeno.faults.line_search import worst_strength
+from zeno.faults.schedule import Schedule
 from zeno.training.settings import make_fault
 from zeno.workers.checks import reply_error
 from zeno.workers.reply import ErrorKind
@@ -136,6 +139,18 @@ def test_replay_sends_the_first_gradient_again_and_again() -> None:
     assert [sent(zeno.Replay(every=2), step, [0])[0] for step in range(5)] == [0, 0, 200, 200, 400]
 
 
+def test_a_pulse_is_wrong_at_the_last_of_every_few_steps() -> None:
+    def wrong(fault: zeno.Fault, first: int, steps: int) -> list[int]:
+        sent = {step: fault.on_gradients(seen(step=step)) for step in range(first, first + steps)}
+        assert all(torch.equal(each, OWN) or torch.equal(each, -10 * OWN) for each in sent.values())
+        return [step for step, each in sent.items() if not torch.equal(each, OWN)]
+
+    assert wrong(zeno.Pulse(), 0, 30) == [9, 19, 29]
+    assert wrong(zeno.Pulse(every=3, start=5), 5, 8) == [7, 10]
+    assert wrong(zeno.Pulse(every=1), 0, 3) == [0, 1, 2]
+    assert zeno.Pulse(every=1, scale=2.0).on_gradients(seen()).tolist() == [[-2.0, 4.0], [-6.0, -8.0]]
+
+
 def test_random_bits_flips_so_many_bits_in_so_many_words() -> None:
     own = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0))
     sent = zeno.RandomBits(words=50, bits=3).on_gradients(seen(own, own))
@@ -257,6 +272,174 @@ def test_omniscient_sends_minus_the_mean_if_the_rule_is_unknown() -> None:
     assert zeno.Omniscient().on_gradients(seen()).tolist() == [pytest.approx([-5.0, -5.2])] * 2
 
 
+# Of the strengths tried, 0.1 to 100, the largest is refined 7 times towards 1000: to 1000 * 10 ** (-1 / 2**7).
+LARGEST = 1000 * 10 ** (-1 / 128)
+
+
+def test_a_line_search_goes_to_the_end_where_the_harm_grows_without_bound() -> None:
+    scene = seen(aggregate=believed(math.inf))
+    strength = worst_strength(scene, lambda t: -t * scene.mu, against=scene.mu, unknown=7.0)
+    assert strength == pytest.approx(LARGEST)
+    assert worst_strength(seen(), lambda t: -t * scene.mu, against=scene.mu, unknown=7.0) == 7.0
+    broken = seen(OWN * math.inf, aggregate=believed(math.inf))
+    assert worst_strength(broken, lambda t: -t * broken.mu, against=broken.mu, unknown=7.0) == 7.0
+
+
+@pytest.mark.parametrize("limit", [0.15, 0.7, 3.0, 25.0, 140.0, 999.0])
+def test_a_line_search_ends_just_below_the_strength_that_the_rule_rejects(limit: float) -> None:
+    scene = seen(column(0.1), column(0.1, 0.1), aggregate=believed(limit))
+    strength = worst_strength(scene, lambda t: column(-t), against=torch.ones(1), unknown=7.0)
+    assert limit * 10 ** (-1 / 64) < strength <= limit, "7 halvings of a factor of 10"
+
+
+def test_a_line_search_tries_no_number_that_is_not_finite() -> None:
+    huge = torch.tensor([[1e37]])
+    seen_by_rule: list[Tensor] = []
+
+    def rule(candidates: Tensor) -> Tensor:
+        seen_by_rule.append(candidates.clone())
+        return candidates.mean(dim=0)
+
+    sent = zeno.OptInnerProduct().on_gradients(seen(huge, huge, aggregate=rule))
+    assert torch.stack(seen_by_rule).isfinite().all()
+    assert -3.5e38 < sent.item() < -1e38
+
+
+def test_opt_inner_product_sends_as_much_of_minus_the_mean_as_the_rule_lets_through() -> None:
+    own, correct = torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0, 4.0], [3.0, 4.0]])  # mu of norm 5
+    sent = zeno.OptInnerProduct().on_gradients(seen(own, correct, aggregate=believed(40.0)))
+    eps = -sent[0, 0].item() / 3
+    assert sent[0, 1].item() == pytest.approx(-4 * eps)
+    assert 8 * 10 ** (-1 / 64) < eps <= 8
+    unbound = zeno.OptInnerProduct().on_gradients(seen(own, correct, aggregate=believed(math.inf)))
+    assert unbound[0].tolist() == pytest.approx([-3 * LARGEST, -4 * LARGEST])
+    assert zeno.OptInnerProduct().on_gradients(seen()).tolist() == zeno.InnerProduct().on_gradients(seen()).tolist()
+
+
+def test_opt_alie_goes_as_many_deviations_from_the_mean_as_the_rule_lets_it() -> None:
+    # mu = 1, sigma = sqrt(2): 1 - z sqrt(2) is at least -5 for z up to 6 / sqrt(2)
+    z = (1 - zeno.OptALIE().on_gradients(replace(ONE, aggregate=believed(5.0))).item()) / math.sqrt(2)
+    assert 6 / math.sqrt(2) * 10 ** (-1 / 64) < z <= 6 / math.sqrt(2)
+    unbound = zeno.OptALIE().on_gradients(replace(ONE, aggregate=believed(math.inf)))
+    assert unbound.item() == pytest.approx(1 - LARGEST * math.sqrt(2))
+    assert torch.equal(zeno.OptALIE().on_gradients(seen()), zeno.ALIE().on_gradients(seen()))
+
+
+def test_opt_alie_does_not_take_the_noise_of_correct_gradients_for_its_own_harm() -> None:
+    def picks_one(candidates: Tensor) -> Tensor:
+        """The correct gradient farthest from mu, once the faulty one is more than one deviation away."""
+        return candidates[0] if candidates[0].item() > 1 - math.sqrt(2) else candidates[2]
+
+    z = (1 - zeno.OptALIE().on_gradients(replace(ONE, aggregate=picks_one)).item()) / math.sqrt(2)
+    assert 0.97 < z < 1
+
+
+def test_a_turncoat_is_correct_until_its_step_and_omniscient_from_then_on() -> None:
+    acts = Schedule(zeno.Turncoat(), faulty=2, workers=5, seed=0)
+    assert [len(acts(step)) for step in (0, 99, 100, 1000)] == [0, 0, 2, 2]
+    known = seen(step=100, aggregate=believed(20.0))
+    assert torch.equal(zeno.Turncoat().on_gradients(known), zeno.Omniscient().on_gradients(known))
+    assert zeno.Turncoat(start=7).start == 7
+
+
+@pytest.mark.parametrize(
+    ("correct", "ends"),
+    [
+        ([3.0, 1.0, 2.0], (0.5, 1.0)),  # the mean is positive: below the least
+        ([3.0, -1.0, 4.0], (-2.0, -1.0)),
+        ([-3.0, -1.0, -2.0], (-1.0, -0.5)),  # the mean is negative: above the largest
+        ([-3.0, 1.0, -4.0], (1.0, 2.0)),
+        ([0.0, 0.0, 0.0], (0.0, 0.0)),
+    ],
+)
+def test_fang_sends_values_just_beyond_the_extreme_ones(correct: list[float], ends: tuple[float, float]) -> None:
+    own = torch.tensor(correct[:1]).expand(2, 4000)
+    rows = torch.tensor(correct)[:, None].expand(3, 4000)
+    sent = zeno.Fang().on_gradients(seen(own, rows))
+    least, most = ends
+    assert sent.min().item() == pytest.approx(least, abs=0.002)
+    assert sent.max().item() == pytest.approx(most, abs=0.002)
+    assert sent.mean().item() == pytest.approx((least + most) / 2, abs=0.02)
+    assert torch.equal(sent[0], sent[1]) == (least == most), "each worker draws its own"
+    nobody = zeno.Fang().on_gradients(seen(rows, rows[:0]))
+    assert nobody.min().item() == pytest.approx(least, abs=0.002), "all are faulty: beyond their own"
+
+
+def test_fang_halves_lambda_until_the_rule_picks_it() -> None:
+    # Workers: 1 faulty of 6. Distances of (0, 1, 2, 3, 4) to their 3 nearest others: 6, 4, 4, 4, 6. The largest norm is
+    # 4, d = 1, m - 2k - 1 = 3: lambda starts at 4 / 3 + 4.
+    start = 4 / 3 + 4
+    scene = seen(column(2.0), column(0.0, 1.0, 2.0, 3.0, 4.0))
+    fang = zeno.Fang("krum")
+    assert fang.on_gradients(scene).item() == pytest.approx(-start), "the rule is unknown"
+    krum = zeno.Krum(faulty=1)
+    sent = fang.on_gradients(replace(scene, aggregate=lambda candidates: krum(candidates).update)).item()
+    halvings = math.log2(start / -sent)
+    assert halvings == pytest.approx(round(halvings))
+    picked = {h: krum(column(-start / 2**h, 0.0, 1.0, 2.0, 3.0, 4.0)).update.item() < 0 for h in range(20)}
+    assert round(halvings) == next((h for h, was_picked in picked.items() if was_picked), 20)
+
+
+def test_fang_deceives_krum_with_the_first_lambda_that_it_picks() -> None:
+    rows = torch.randn(14, 50, generator=torch.Generator().manual_seed(3)) + 0.1
+    krum = zeno.Krum(faulty=5)
+    scene = seen(rows[:5], rows[5:], aggregate=lambda candidates: krum(candidates).update)
+    sent = zeno.Fang("krum").on_gradients(scene)
+    signs, size = rows.mean(dim=0).sign(), sent[0].abs().max()
+    torch.testing.assert_close(sent, (-size * signs).expand(5, 50))
+    assert torch.equal(krum(torch.cat([sent, rows[5:]])).update, sent[0])
+    assert not torch.equal(krum(torch.cat([2 * sent, rows[5:]])).update, 2 * sent[0])
+    ends = zeno.Fang("krum").on_gradients(replace(scene, aggregate=lambda candidates: candidates[5]))
+    unknown = zeno.Fang("krum").on_gradients(replace(scene, aggregate=None))
+    torch.testing.assert_close(ends, unknown / 2**20, msg="never picked")
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 7])
+def test_cancelling_offsets_cancel_over_the_workers_and_over_two_steps(k: int) -> None:
+    rows = torch.randn(k + 2, 30, generator=torch.Generator().manual_seed(1)) + 0.3
+    mu, memory = rows.mean(dim=0), dict[str, Any]()
+    fault = zeno.CancellingOffsets()
+    first, second = (fault.on_gradients(seen(rows[:k], rows[k:], step=step, memory=memory)) for step in (4, 5))
+    for sent in (first, second):
+        torch.testing.assert_close(sent.mean(dim=0), mu)
+    torch.testing.assert_close((first + second) / 2, mu.expand(k, 30))
+    torch.testing.assert_close(first[0], 3 * mu)
+    assert (first - mu).norm(dim=1).min() > 1.5 * mu.norm(), "about 2 for each, as the direction is not orthogonal"
+    assert memory["direction"].shape == (30,)
+    assert memory["direction"].norm().item() == pytest.approx(1)
+    if k == 4:  # cos and sin of 0, 90, 180 and 270 degrees
+        torch.testing.assert_close(first[1], mu + 2 * mu.norm() * memory["direction"])
+        torch.testing.assert_close(first[2:], torch.stack([-mu, 2 * mu - first[1]]))
+
+
+def test_a_single_worker_with_cancelling_offsets_cancels_over_two_steps() -> None:
+    sent = [zeno.CancellingOffsets(strength=3.0).on_gradients(replace(ONE, step=step)).item() for step in (0, 1)]
+    assert sent == [pytest.approx(4.0), pytest.approx(-2.0)]
+
+
+def test_cancelling_offsets_keep_the_strength_that_was_found_for_the_step_that_cancels_it() -> None:
+    own, correct = column(1.0, 1.0), column(1.0)
+
+    def second_only(candidates: Tensor) -> Tensor:
+        return candidates[1] if candidates[1].abs() <= 5 else candidates[2]
+
+    memory: dict[str, Any] = {}
+    fault = zeno.CancellingOffsets()
+    first = fault.on_gradients(seen(own, correct, aggregate=second_only, memory=memory)).flatten()
+    strength = first[0].item() - 1
+    assert first[1].item() == pytest.approx(1 - strength)
+    assert 6 * 10 ** (-1 / 64) < strength <= 6, "1 - strength is at least -5"
+    calls = [0]
+
+    def counted(candidates: Tensor) -> Tensor:
+        calls[0] += 1
+        return second_only(candidates)
+
+    second = fault.on_gradients(seen(own, correct, step=1, aggregate=counted, memory=memory)).flatten()
+    assert second.tolist() == pytest.approx([1 - strength, 1 + strength])
+    assert calls == [0]
+
+
 def test_candidates_are_in_order_of_the_workers_and_nan_without_a_gradient() -> None:
     scene = seen(workers=[1, 3], others={0: CORRECT[0], 4: CORRECT[1]}, size=5)
     rows = scene.candidates(-OWN)
@@ -325,6 +508,7 @@ def test_faults_raise_for_sizes_that_are_not_positive_and_finite(value: float) -
         (zeno.Huge, "value"),
         (zeno.ALIE, "z"),
         (zeno.InnerProduct, "eps"),
+        (zeno.CancellingOffsets, "strength"),
     ]:
         with pytest.raises(ValueError, match=f"{kind.__name__} needs {name} as a finite number above 0"):
             kind(value)
@@ -343,6 +527,9 @@ def test_faults_raise_for_sizes_that_are_not_positive_and_finite(value: float) -
         ("backdoor(size=0)", "Backdoor needs size as a whole number of at least 1. Found size=0."),
         ("random_bits(bits=33)", "RandomBits needs bits as a whole number from 1 to 32. Found bits=33."),
         ("min_sum('up')", "MinSum needs direction as one of std, unit, sign. Found direction='up'."),
+        ("fang('median')", "Fang needs against as one of krum, trimmed_mean. Found against='median'."),
+        ("pulse(scale=0)", "Pulse needs scale as a finite number above 0. Found scale=0."),
+        ("turncoat(end=100)", "Turncoat needs end as a whole number of at least 101. Found end=100."),
         ("replay(every=0)", "Replay needs every as a whole number of at least 1. Found every=0."),
         ("slow(steps=0, on=2)", "Slow needs steps as a whole number of at least 1. Found steps=0."),
         ("zero+crush", "Unknown fault 'crush'. Did you mean crash?"),

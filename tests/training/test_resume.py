@@ -56,6 +56,7 @@ def crash_in(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
         replace(SMALL, rule=zeno.chain(zeno.Bucketing(size=2), zeno.CenteredClipping(radius=1.0)), steps=9),
         replace(SMALL, fault=zeno.Replay() + zeno.Slow(steps=3), rule=zeno.Mean(), steps=9),
         replace(SMALL, fault=zeno.Omniscient(chance=0.7) + zeno.ALIE(start=5, redraw=True), steps=9),
+        replace(SMALL, fault=zeno.CancellingOffsets() + zeno.Turncoat(start=4), steps=9),
     ],
     ids=[
         "plain",
@@ -67,6 +68,7 @@ def crash_in(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
         "a chain that remembers",
         "faults that remember",
         "faults that know the rule, by chance",
+        "faults that know the rule and remember",
     ],
 )
 def test_a_run_that_crashes_goes_on_as_if_it_never_had(

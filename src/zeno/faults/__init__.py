@@ -3,7 +3,9 @@
 from zeno.faults.alie import ALIE as ALIE
 from zeno.faults.backdoor import Backdoor as Backdoor
 from zeno.faults.bit_flip import BitFlip as BitFlip
+from zeno.faults.cancelling_offsets import CancellingOffsets as CancellingOffsets
 from zeno.faults.crash import Crash as Crash
+from zeno.faults.fang import Fang as Fang
 from zeno.faults.fault import Fault as Fault
 from zeno.faults.fault import Scene as Scene
 from zeno.faults.fault import Together as Together
@@ -22,10 +24,14 @@ from zeno.faults.min_max import MinMax as MinMax
 from zeno.faults.min_sum import MinSum as MinSum
 from zeno.faults.non_finite import NonFinite as NonFinite
 from zeno.faults.omniscient import Omniscient as Omniscient
+from zeno.faults.opt_alie import OptALIE as OptALIE
+from zeno.faults.opt_inner_product import OptInnerProduct as OptInnerProduct
+from zeno.faults.pulse import Pulse as Pulse
 from zeno.faults.random_bits import RandomBits as RandomBits
 from zeno.faults.replay import Replay as Replay
 from zeno.faults.sign_flip import SignFlip as SignFlip
 from zeno.faults.slow import Slow as Slow
+from zeno.faults.turncoat import Turncoat as Turncoat
 from zeno.faults.zero import Zero as Zero
 
 FAULTS: dict[str, type[Fault]] = {
@@ -43,13 +49,19 @@ FAULTS: dict[str, type[Fault]] = {
     "huge": Huge,
     "replay": Replay,
     "random_bits": RandomBits,
+    "pulse": Pulse,
     # colluding
     "alie": ALIE,
+    "opt_alie": OptALIE,
     "inner_product": InnerProduct,
+    "opt_inner_product": OptInnerProduct,
     "mimic": Mimic,
     "min_max": MinMax,
     "min_sum": MinSum,
+    "fang": Fang,
+    "cancelling_offsets": CancellingOffsets,
     "omniscient": Omniscient,
+    "turncoat": Turncoat,
     # of behaviour
     "crash": Crash,
     "hang": Hang,
