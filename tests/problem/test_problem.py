@@ -394,6 +394,29 @@ def test_the_gradient_of_an_oracle_is_that_of_the_loss_it_scores_with(name: str,
     assert at.lr == 0.1
 
 
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("size", [4, 64])
+@pytest.mark.parametrize("each", [False, True], ids=["one rate", "one per parameter"])
+def test_the_gradient_after_a_step_is_that_at_the_parameters_it_leads_to(name: str, size: int, each: bool) -> None:
+    problem, _ = make(name)
+    x, samples = problem.flat.clone(), batch(size)
+    problem.refresh(x, batch(100, 7).inputs)
+    before = copy.deepcopy(problem.buffers)
+    u = problem.gradient(x, batch(50, 2), 2)
+    lr = torch.linspace(0.0, 0.2, len(x)) if each else 0.1
+
+    at = problem.at(x, lr, samples)
+    here, there = at.gradient().clone(), problem.at(x - lr * u, lr, samples).gradient()
+    torch.testing.assert_close(at.gradient(u), there, rtol=1e-3, atol=1e-4 * float(there.abs().max()))
+    assert torch.equal(problem.flat, x)
+    assert torch.equal(at.gradient(), here)
+    assert torch.equal(at.gradient(torch.zeros_like(x)), here)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in problem.buffers.items())
+    u[0] = float("nan")
+    assert not at.gradient(u).isfinite().all()
+    assert torch.equal(problem.flat, x)
+
+
 def test_vectorised_gradients_equal_those_of_each_batch() -> None:
     problem, _ = make("mlp")
     x, batches = problem.flat.clone(), [batch(20, seed) for seed in range(3)]

@@ -91,6 +91,7 @@ def test_weighted_sums_leave_rows_of_weight_zero_alone() -> None:
     weights = torch.tensor([0.5, 0.0, 0.25, 0.25], dtype=torch.float64)
     assert passes.weighted_sum(tensor, weights).tolist() == pytest.approx([3.75, 4.75, 5.75])
     assert passes.weighted_sum(tensor, weights * 0).tolist() == [0.0] * 3
+    assert passes.weighted_sum(tensor, -weights).tolist() == pytest.approx([-3.75, -4.75, -5.75])
 
 
 def test_weights_that_float32_cannot_hold_still_weigh() -> None:

@@ -67,13 +67,9 @@ class LossOracle:
         start, seconds = self._start(parts)
 
         def loss_after(problem: "Problem", row: int) -> list[float]:
-            u, flat = candidates[row].detach(), problem.flat
-            if isinstance(self.lr, Tensor):
-                torch.addcmul(self.params, u, self.lr, value=-1, out=flat)
-            else:
-                torch.add(self.params, u, alpha=-self.lr, out=flat)
+            u = candidates[row].detach()
             # x - lr * u is in the cache: only if its sum is not finite is each number of u checked.
-            finite = bool(flat.sum().isfinite()) or bool(u.isfinite().all())
+            finite = bool(self._step(problem, u).sum().isfinite()) or bool(u.isfinite().all())
             return problem.losses_here(self.batch, parts) if finite else [float("nan")] * parts
 
         at_once = min(torch.get_num_threads(), len(candidates)) if seconds > WORTH_A_THREAD else 1
@@ -87,14 +83,29 @@ class LossOracle:
             self.problem.load(self.params)
         return (start - losses).to(self.params.device)
 
-    def gradient(self) -> Tensor:
-        """The gradient of f_r at x [d]: to first order, the descent of u is lr * <gradient, u>."""
-        return self._gradient
+    def gradient(self, after: Tensor | None = None) -> Tensor:
+        """The gradient of f_r at x, or at x - lr * after -> [d]. To first order, the descent is lr * <gradient, u>.
+
+        Not finite if the loss after such a step is not.
+        """
+        if after is None:
+            return self._gradient
+        with one_thread(), self._scoring(self.problem):
+            self._step(self.problem, after.detach())
+            gradient = self.problem.gradient_here(self.batch)
+            self.problem.load(self.params)
+        return gradient
 
     @cached_property
     def _gradient(self) -> Tensor:
         with one_thread(), self._scoring(self.problem):
             return self.problem.gradient_here(self.batch)
+
+    def _step(self, problem: "Problem", u: Tensor) -> Tensor:
+        """Loads x - lr * u into the problem, and returns it [d]."""
+        if isinstance(self.lr, Tensor):
+            return torch.addcmul(self.params, u, self.lr, value=-1, out=problem.flat)
+        return torch.add(self.params, u, alpha=-self.lr, out=problem.flat)
 
     def _start(self, parts: int) -> tuple[Tensor, float]:
         """f_r(x) on each part, and the seconds it took; computed once."""

@@ -26,15 +26,15 @@ class Oracle(Protocol):
     def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
         """The descents on `samples` new samples, in p equal parts -> [m, p] in float64."""
 
-    def gradient(self) -> Tensor:
-        """The gradient of f_r at x -> [d]."""
+    def gradient(self, after: Tensor | None = None) -> Tensor:
+        """The gradient of f_r at x, or at x - lr * after -> [d]."""
 
 
 class Aggregate(NamedTuple):
     """What a rule returns."""
 
     update: Tensor  # [d]
-    weights: Tensor  # [m] float64: the share of each candidate in the update; 0: dropped
+    weights: Tensor  # [m] float64: the share of each candidate in the update; 0: dropped; below 0: subtracted
     scores: Tensor | None = None  # [m], higher is more trusted; None where the rule does not rank
     state: object = None  # what the rule wants back at the next step; from a checkpoint, its tensors are on the CPU
     standing: Tensor | None = None  # [m], trust built up over many steps; None where the rule keeps no such memory
@@ -44,7 +44,7 @@ class Aggregate(NamedTuple):
     @property
     def kept(self) -> Tensor:
         """[m] bool: the candidates that the update was made from."""
-        return self.weights > 0
+        return self.weights != 0
 
 
 class TooFewUsable(ValueError):  # noqa: N818

@@ -32,6 +32,7 @@ Samples = Annotated[int, AT_LEAST_1._replace(states="samples")]
 Positive = Annotated[float, Requirement("a finite number above 0", lambda value: _finite(value) and value > 0)]
 NON_NEGATIVE = Requirement("a finite number of at least 0", lambda value: _finite(value) and value >= 0)
 NonNegative = Annotated[float, NON_NEGATIVE]
+Rate = Annotated[float, Requirement("a number above 0 and at most 1", lambda value: _finite(value) and 0 < value <= 1)]
 
 
 class Part:

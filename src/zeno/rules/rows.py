@@ -175,12 +175,21 @@ class Rows:
         found = found.detach().to(torch.float64)
         return found if self.mixed else found[self.chosen]
 
-    def server_gradient(self, oracle: Oracle | None) -> Tensor:
-        """The gradient on the server's samples -> [d]."""
-        gradient = self.require_oracle(oracle).gradient().detach()
+    def slopes(self, gradient: Tensor, oracle: Oracle) -> Tensor:
+        """lr * <gradient, row>, the descent to first order -> [n] in float64."""
+        lr = oracle.lr  # one rate, or one for each parameter [d]
+        return self.dots(lr * gradient) if isinstance(lr, Tensor) and lr.ndim else float(lr) * self.dots(gradient)
+
+    def server_gradient(self, oracle: Oracle | None, after: Tensor | None = None) -> Tensor:
+        """The gradient on the server's samples, at the parameters or after a step [d] -> [d].
+
+        Raises if it is not finite at the parameters.
+        """
+        oracle = self.require_oracle(oracle)
+        gradient = (oracle.gradient() if after is None else oracle.gradient(after)).detach()
         if gradient.shape != (self.d,):
             raise ValueError(f"{self.part} needs a gradient of {self.d} numbers. Found shape {list(gradient.shape)}.")
-        if not bool(gradient.isfinite().all()):
+        if after is None and not bool(gradient.isfinite().all()):
             raise ValueError(f"{self.part} needs a finite gradient on the server's samples. Found NaN or Inf in it.")
         return gradient
 
@@ -198,7 +207,7 @@ class Rows:
         return self.weighted_sum(kept.double() / kept.sum(), scores, state)
 
     def weighted_sum(self, weights: Tensor, scores: Tensor | None = None, state: object = None) -> Aggregate:
-        """weights [n] @ rows, for weights of at least 0."""
+        """weights [n] @ rows."""
         return self.result(passes.weighted_sum(self.geometry.candidates, self._shares(weights)), weights, scores, state)
 
     def columnwise(self, formula: str, trim: int | None = None) -> Aggregate:
@@ -235,26 +244,42 @@ class Rows:
         """The aggregate in terms of the workers; weights [n], uniform by default, and scores [n] are those of rows."""
         if weights is None:
             weights = torch.full((self.n,), 1 / self.n, dtype=torch.float64, device=self.device)
-        return Aggregate(update, self._shares(weights), self._of_workers(scores, -torch.inf), state)
+        scores = None if scores is None else self.by_worker(scores, -torch.inf)
+        return Aggregate(update, self._shares(weights), scores, state)
 
     def in_terms_of_workers(self, found: Aggregate) -> Aggregate:
         """The aggregate of a rule that took these rows for the candidates."""
         result = self.result(found.update, found.weights.to(torch.float64), found.scores, found.state)
         judged = None if found.judged is None else self.owners[found.judged].any(dim=0)
-        return result._replace(standing=self._of_workers(found.standing, 0.0), samples=found.samples, judged=judged)
+        standing = None if found.standing is None else self.by_worker(found.standing, 0.0)
+        return result._replace(standing=standing, samples=found.samples, judged=judged)
 
     def _shares(self, weights: Tensor) -> Tensor:
         """The weights of the candidates [m], from those of the rows [n]."""
         return (weights @ self.mix)[:-1]
 
-    def _of_workers(self, values: Tensor | None, without: float) -> Tensor | None:
-        """Values [n] of the rows -> [m], for the workers that they stand for; the others get `without`."""
-        if values is None:
-            return None
-        found = torch.full((self.m,), without, dtype=torch.float64, device=values.device)
+    def remembered(self, state: object, start: float) -> Tensor:
+        """One number for each worker [m]: the state of the rule, or `start` at the first step."""
+        if not isinstance(state, Tensor):
+            return torch.full((self.m,), start, dtype=torch.float64, device=self.device)
+        if state.shape != (self.m,):
+            raise ValueError(
+                f"{self.part} needs one number for each of {self.m} workers as its state. "
+                f"Found shape {list(state.shape)}."
+            )
+        return state.to(self.device)  # a checkpoint's: CPU
+
+    def by_worker(self, values: Tensor, without: float | Tensor) -> Tensor:
+        """Values [n] of the rows -> [m], for the workers that they stand for; the others keep `without`, one or [m]."""
+        found = torch.zeros(self.m, dtype=torch.float64, device=values.device) + without
         for owner, value in zip(self.owners, values, strict=True):
             found[owner] = value
         return found
+
+    def by_row(self, values: Tensor) -> Tensor:
+        """Values [m] of the workers -> [n], the mean of the workers that each row stands for."""
+        owners = self.owners.double()
+        return owners @ values / owners.sum(dim=1)
 
 
 def keep_lowest(values: Tensor, num: int, ties: Tensor | None = None) -> Tensor:

@@ -64,6 +64,4 @@ def descents(rows: Rows, oracle: Oracle | None, score: str) -> Tensor:
     oracle = rows.require_oracle(oracle)
     if score == "exact":
         return rows.descents(oracle)
-    gradient, lr = rows.server_gradient(oracle), oracle.lr
-    # One rate, or one for each parameter [d].
-    return rows.dots(lr * gradient) if isinstance(lr, Tensor) and lr.ndim else float(lr) * rows.dots(gradient)
+    return rows.slopes(rows.server_gradient(oracle), oracle)

@@ -239,9 +239,9 @@ class StepOracle:
         with self.clock("scores"):
             return self._on(samples, self._draws).descents_in_parts(candidates, min(PARTS, samples))
 
-    def gradient(self) -> Tensor:  # [d]
+    def gradient(self, after: Tensor | None = None) -> Tensor:  # [d]
         with self.clock("scores"):
-            return self._oracle.gradient()
+            return self._oracle.gradient(after)
 
     @cached_property
     def _oracle(self) -> LossOracle:

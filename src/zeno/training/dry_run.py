@@ -37,5 +37,5 @@ class _Zeros:
     def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
         return torch.zeros(len(candidates), min(2, samples), dtype=torch.float64)
 
-    def gradient(self) -> Tensor:
+    def gradient(self, after: Tensor | None = None) -> Tensor:
         return torch.zeros(1)

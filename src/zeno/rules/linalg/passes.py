@@ -68,14 +68,14 @@ def dots(rows: Tensor, vector: Tensor) -> Tensor:
 
 
 def weighted_sum(candidates: Tensor, weights: Tensor) -> Tensor:
-    """weights [m] @ candidates [m, d] -> [d], for weights >= 0; rows of weight 0 are not touched."""
+    """weights [m] @ candidates [m, d] -> [d]; rows of weight 0 are not touched."""
     involved = weights.nonzero().flatten().tolist()
     if not involved:
         return candidates.new_zeros(candidates.shape[1])
-    runs = list(_runs(weights > 0))
+    runs, sizes = list(_runs(weights != 0)), weights[involved].abs()
     dtype = candidates.dtype
     # A weight that float32 cannot hold belongs to a huge row, or to a tiny one: 1e-42 * 1e38 is not nothing.
-    if dtype == working_dtype(dtype) and float(weights[involved].amin()) > TINY and float(weights.amax()) < 1 / TINY:
+    if dtype == working_dtype(dtype) and float(sizes.amin()) > TINY and float(sizes.amax()) < 1 / TINY:
         first, out = weights[runs[0]], empty(candidates.shape[1], candidates)
         if len(runs) == 1 and bool((first == 1 / len(first)).all()):  # faster than a product
             torch.mean(candidates[runs[0]], dim=0, out=out)
