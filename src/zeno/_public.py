@@ -54,6 +54,7 @@ from zeno.records.record import Record as Record
 from zeno.records.record import Summary as Summary
 from zeno.records.record import summarize as summarize
 from zeno.rules import ARC as ARC
+from zeno.rules import BANT as BANT
 from zeno.rules import CAF as CAF
 from zeno.rules import CGE as CGE
 from zeno.rules import MDA as MDA
@@ -62,11 +63,14 @@ from zeno.rules import PRE_AGGREGATORS as PRE_AGGREGATORS
 from zeno.rules import RULES as RULES
 from zeno.rules import SMEA as SMEA
 from zeno.rules import Arrivals as Arrivals
+from zeno.rules import AutoBANT as AutoBANT
 from zeno.rules import Bucketing as Bucketing
 from zeno.rules import Bulyan as Bulyan
+from zeno.rules import ByGARS as ByGARS
 from zeno.rules import CenteredClipping as CenteredClipping
 from zeno.rules import Clip as Clip
 from zeno.rules import DnC as DnC
+from zeno.rules import FedGreed as FedGreed
 from zeno.rules import FLTrust as FLTrust
 from zeno.rules import GeometricMedian as GeometricMedian
 from zeno.rules import Krum as Krum

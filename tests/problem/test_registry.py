@@ -50,7 +50,9 @@ def test_wrong_parameters_raise_an_error_with_the_signature() -> None:
         build("rule", "krum(1, 2)", zeno.RULES)
 
 
-@pytest.mark.parametrize("rule", [zeno.Mean(), zeno.Krum(3), zeno.Zeno(4), zeno.Zeno(4, 0.1, 8)])
+@pytest.mark.parametrize(
+    "rule", [zeno.Mean(), zeno.Krum(3), zeno.Zeno(4), zeno.Zeno(4, 0.1, 8), zeno.AutoBANT(3, 20.0)]
+)
 def test_descriptions_are_built_back_into_the_same_object(rule: zeno.Rule) -> None:
     assert build("rule", describe(rule, zeno.RULES), zeno.RULES) == rule
 

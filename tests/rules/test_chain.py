@@ -59,6 +59,10 @@ AFTER: dict[str, zeno.Rule] = {
     "signguard": zeno.SignGuard(),
     "monna": zeno.MoNNA(faulty=1),
     "fltrust": zeno.FLTrust(),
+    "bant": zeno.BANT(),
+    "auto_bant": zeno.AutoBANT(),
+    "bygars": zeno.ByGARS(),
+    "fedgreed": zeno.FedGreed(),
     "zeno": zeno.Zeno(trim=1),
 }
 PER_COORDINATE = ("median", "trimmed_mean", "meamed", "phocas", "bulyan")  # which weigh each coordinate differently
@@ -85,7 +89,7 @@ def test_a_chain_is_the_rule_on_the_rows_that_the_part_before_it_makes(before: s
     expected = AFTER[after](made(candidates), oracle())
     torch.testing.assert_close(result.update, expected.update, atol=1e-5, rtol=1e-5)
     assert result.kept.shape == (11,)
-    assert torch.equal(result.kept, result.weights > 0)
+    assert torch.equal(result.kept, result.weights != 0)
     if after not in PER_COORDINATE:
         torch.testing.assert_close(result.weights @ candidates.double(), result.update.double(), atol=1e-5, rtol=1e-5)
     if result.scores is not None and expected.scores is not None:
@@ -134,6 +138,26 @@ def test_states_of_all_parts_are_handed_on() -> None:
     largest_bucket = zeno.chain(zeno.Bucketing(size=2), zeno.CGE(faulty=3))
     kept = {tuple(largest_bucket(candidates, state=(step, None)).kept.tolist()) for step in range(9)}
     assert len(kept) > 1, "the same buckets at every step"
+
+
+@pytest.mark.parametrize("rule", [zeno.BANT(), zeno.ByGARS()])
+def test_what_is_remembered_of_workers_goes_into_the_row_that_stands_for_them(rule: zeno.Rule) -> None:
+    torch.manual_seed(3)
+    candidates = torch.randn(7, 6)
+    candidates[2] = math.nan
+    in_buckets = zeno.chain(zeno.Bucketing(size=3), rule)
+    first = in_buckets(candidates, oracle())
+    assert isinstance(first.state, tuple)
+    assert first.standing is not None
+    assert torch.equal(first.state[1], first.standing)
+    assert first.state[1].shape == (7,)
+    assert first.state[1][2] == rule(candidates, oracle()).standing[2]  # type: ignore[index]
+    second = in_buckets(candidates, oracle(), first.state)
+    assert second.standing is not None
+    torch.testing.assert_close(
+        second.weights @ candidates.nan_to_num(0).double(), second.update.double(), atol=1e-5, rtol=0
+    )
+    assert not torch.equal(second.standing, first.standing)
 
 
 @dataclass(frozen=True)

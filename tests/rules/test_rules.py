@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import zeno
-from support.oracle import FakeOracle
+from support.oracle import CURVATURE, FakeOracle
 from zeno.rules import Rule
 
 Array = npt.NDArray[np.float64]
@@ -200,6 +200,43 @@ def reference_fltrust(rows: Array, descents: Array, faulty: int) -> tuple[Array,
     return sum(trust[i] * rows[i] * size / norms[i] for i in kept) / sum(trust), kept
 
 
+def reference_bant(rows: Array, descents: Array, faulty: int) -> tuple[Array, set[int]]:
+    kept = {i for i, descent in enumerate(descents) if descent > 0}
+    if not kept:
+        return np.zeros(rows.shape[1]), kept
+    trust = {i: 0.5 / len(rows) + 0.5 * descents[i] / sum(descents[j] for j in kept) for i in kept}
+    return sum(trust[i] * rows[i] for i in kept) / sum(trust.values()), kept
+
+
+LR = 0.1
+
+
+def reference_auto_bant(rows: Array, descents: Array, faulty: int) -> tuple[Array, set[int]]:
+    weights = np.full(len(rows), 1 / len(rows))
+    for _ in range(5):
+        gradient = own_gradient(rows.shape[1]) - CURVATURE * LR * weights @ rows
+        slopes = LR * rows @ gradient
+        weights = weights * np.exp(slopes - slopes.max())
+        weights /= weights.sum()
+    return weights @ rows, set(np.flatnonzero(weights).tolist())
+
+
+def reference_bygars(rows: Array, descents: Array, faulty: int) -> tuple[Array, set[int]]:
+    own = own_gradient(rows.shape[1])
+    clipped = np.array([row * min(1.0, float(np.linalg.norm(own) / np.linalg.norm(row))) for row in rows])
+    reputations = 0.05 * clipped @ own
+    return reputations @ clipped / np.abs(reputations).sum(), everybody(rows)
+
+
+def reference_fedgreed(rows: Array, descents: Array, faulty: int) -> tuple[Array, set[int]]:
+    order = lowest(-descents, len(rows))
+    means = [rows[order[:k]].mean(axis=0) for k in range(1, len(rows) + 1)]
+    losses = [CURVATURE / 2 * (LR * u) @ (LR * u) - LR * u @ own_gradient(len(u)) for u in means]
+    losses[0] = -descents[order[0]]
+    k = next((k for k in range(1, len(rows)) if losses[k] >= losses[k - 1]), len(rows))
+    return means[k - 1], set(order[:k])
+
+
 def reference_zeno(rows: Array, descents: Array, faulty: int) -> tuple[Array, set[int]]:
     return mean_of(rows, lowest(5e-4 * (rows**2).sum(axis=1) - descents, len(rows) - faulty))
 
@@ -253,6 +290,19 @@ CASES = {
     "dnc": Case(zeno.DnC, minority, reference_dnc, ties=False),
     "signguard": Case(lambda b: zeno.SignGuard(), all_but_one, reference_signguard, lowers=False, ties=False),
     "fltrust": Case(lambda b: zeno.FLTrust(), all_but_one, reference_fltrust, lowers=False, ties=False, scales=False),
+    "bant": Case(lambda b: zeno.BANT(), all_but_one, reference_bant, lowers=False),
+    "auto_bant": Case(
+        lambda b: zeno.AutoBANT(steps=5, step_size=1.0),
+        all_but_one,
+        reference_auto_bant,
+        lowers=False,
+        ties=False,
+        scales=False,
+    ),
+    "bygars": Case(lambda b: zeno.ByGARS(), all_but_one, reference_bygars, lowers=False, ties=False, scales=False),
+    "fedgreed": Case(
+        lambda b: zeno.FedGreed(), all_but_one, reference_fedgreed, lowers=False, ties=False, scales=False
+    ),
     "zeno": Case(zeno.Zeno, all_but_one, reference_zeno),
 }
 every_rule = pytest.mark.parametrize("name", CASES)
@@ -326,6 +376,7 @@ def test_rules_equal_their_float64_references(name: str, data: st.DataObject) ->
 
 
 PER_COORDINATE = ("median", "trimmed_mean", "meamed", "phocas", "bulyan")
+SIGNED = ("bygars",)  # subtracts candidates that point the wrong way
 
 
 def assert_weights_explain(result: zeno.Aggregate, candidates: Tensor, name: str) -> None:
@@ -333,8 +384,8 @@ def assert_weights_explain(result: zeno.Aggregate, candidates: Tensor, name: str
     weights, rows = result.weights, candidates.nan_to_num(0, 0, 0).double()
     assert weights.dtype == torch.float64
     assert weights.shape == (len(candidates),)
-    assert (weights >= 0).all()
-    assert torch.equal(result.kept, weights > 0)
+    assert (weights >= 0).all() or name in SIGNED
+    assert torch.equal(result.kept, weights != 0)
     if name in PER_COORDINATE:
         assert weights[result.kept].tolist() == [1 / int(result.kept.sum())] * int(result.kept.sum())
     else:

@@ -167,7 +167,140 @@ def test_fltrust_weighs_by_cosine_and_takes_the_length_of_the_servers_gradient()
     assert not away.kept.any()
 
 
-@pytest.mark.parametrize("rule", [zeno.FLTrust(), zeno.MoNNA(faulty=1), zeno.Zeno(trim=1, score="first_order")])
+def test_bant_averages_by_trust_over_the_steps() -> None:
+    # Promises .75, .25, 0, 0 of trust .25 each.
+    first = zeno.BANT()(column(1.0, 2.0, 9.0, 5.0), FakeOracle(torch.tensor([3.0, 1.0, -1.0, 0.0])))
+    assert first.standing is not None
+    assert first.standing.tolist() == [0.5, 0.25, 0.125, 0.125]
+    assert first.weights.tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0])
+    assert first.update.tolist() == pytest.approx([4 / 3])
+    # Worker 0 is absent: it keeps .5, and the promises of the others are shares of the remaining .5.
+    second = zeno.BANT()(column(math.nan, 2.0, 9.0, 5.0), FakeOracle(torch.tensor([9.0, 1.0, 1.0, 0.0])), first.state)
+    assert second.standing is not None
+    assert second.standing.tolist() == [0.5, 0.25, 0.1875, 0.0625]
+    assert second.weights.tolist() == pytest.approx([0, 4 / 7, 3 / 7, 0])
+    assert torch.equal(first.state, first.standing), "the state was written to"  # type: ignore[arg-type]
+
+
+def test_bant_makes_no_step_where_no_candidate_lowers_the_loss() -> None:
+    trust = torch.tensor([0.9, 0.1], dtype=torch.float64)
+    result = zeno.BANT()(column(1.0, 2.0), FakeOracle(torch.tensor([-1.0, math.nan])), trust)
+    assert result.update.tolist() == [0.0]
+    assert not result.kept.any()
+    assert result.standing is not None
+    assert result.standing.tolist() == [0.9, 0.1]
+
+
+def test_workers_of_bant_regain_trust_after_any_number_of_steps_without() -> None:
+    trusted = zeno.BANT()(column(1.0, 2.0), FakeOracle(torch.tensor([1.0, -1.0])))
+    for _ in range(2000):
+        trusted = zeno.BANT()(column(1.0, 2.0), FakeOracle(torch.tensor([1.0, -1.0])), trusted.state)
+    alone = zeno.BANT()(column(math.nan, 2.0), FakeOracle(torch.tensor([1.0, 1.0])), trusted.state)
+    assert alone.update.tolist() == [2.0]
+
+
+def test_auto_bant_multiplies_weights_by_exponents_of_their_slopes() -> None:
+    # The mixture of 1 and -1 with equal weights is 0: slopes lr * 2 * u = 1 and -1, and weights 3 to 1.
+    candidates, step_size = column(1.0, -1.0), math.log(3) / 2
+    one = zeno.AutoBANT(steps=1, step_size=step_size)(candidates, own([2.0], lr=0.5))
+    assert one.weights.tolist() == pytest.approx([0.75, 0.25])
+    assert one.update.tolist() == pytest.approx([0.5])
+    # After a step of .5, the gradient is 2 - .25.
+    two = zeno.AutoBANT(steps=2, step_size=step_size)(candidates, own([2.0], lr=0.5))
+    assert float(two.weights[0] / two.weights[1]) == pytest.approx(3 * 3**0.875)
+
+
+def test_auto_bant_takes_one_learning_rate_per_parameter() -> None:
+    # The mixture is (.5, .5), the gradient after it (2 - .25, 100), and the slopes .5 * 1.75 and 0.
+    oracle = FakeOracle(gradient=[2.0, 100.0], lr=torch.tensor([0.5, 0.0]))
+    result = zeno.AutoBANT(steps=1, step_size=1.0)(torch.eye(2), oracle)
+    assert float(result.weights[0] / result.weights[1]) == pytest.approx(math.exp(0.875))
+
+
+def test_auto_bant_finds_the_mixture_of_least_loss() -> None:
+    # The loss after u is u^2 / 2 - u, least at 1 = 3/4 * 0 + 1/4 * 4.
+    result = zeno.AutoBANT(steps=500, step_size=0.5)(column(0.0, 4.0), own([1.0]))
+    assert result.weights.tolist() == pytest.approx([0.75, 0.25])
+
+
+class Overflowing(FakeOracle):
+    """Has no finite gradient after a step beyond 1e6."""
+
+    def gradient(self, after: Tensor | None = None) -> Tensor:
+        gradient = super().gradient(after)
+        return gradient if after is None or after.abs().max() < 1e6 else gradient * math.nan
+
+
+def test_auto_bant_leaves_out_candidates_after_which_the_loss_is_not_finite() -> None:
+    candidates = column(1.0, 1e30, 3.0, -1e20)
+    result = zeno.AutoBANT()(candidates, Overflowing(gradient=[1.0]))
+    assert result.kept.tolist() == [True, False, True, False]
+    assert torch.equal(result.update, zeno.AutoBANT()(column(1.0, 3.0), own([1.0], lr=0.1)).update)
+    with pytest.raises(zeno.TooFewUsable, match=r"needs 1 usable candidates. Found 0 of 2"):
+        zeno.AutoBANT()(candidates[[1, 3]], Overflowing(gradient=[1.0]))
+    with pytest.raises(ValueError, match="needs a finite gradient on the server's samples"):
+        zeno.AutoBANT()(candidates, Overflowing(gradient=[math.nan]))
+
+
+def test_bygars_subtracts_candidates_that_point_away() -> None:
+    # Inner products 2, -2 and 0 with the server's gradient, and half of that as reputations.
+    rule = zeno.ByGARS(rate=0.5)
+    first = rule(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0]]), own([2.0, 0.0]))
+    assert first.weights.tolist() == [0.5, -0.5, 0.0]
+    assert first.kept.tolist() == [True, True, False]
+    assert first.update.tolist() == [1.0, 0.0]
+    # Inner products -2, -2 and 4: reputations .5 - 1, -.5 - 1 and 0 + 2.
+    second = rule(torch.tensor([[-1.0, 0.0], [-1.0, 0.0], [2.0, 0.0]]), own([2.0, 0.0]), first.state)
+    assert second.standing is not None
+    assert second.standing.tolist() == [-0.5, -1.5, 2.0]
+    assert second.update.tolist() == [(0.5 + 1.5 + 4.0) / 4, 0.0]
+    # A worker without a candidate keeps its reputation.
+    third = rule(torch.tensor([[math.nan, 0.0], [0.0, 1.0], [0.0, 1.0]]), own([2.0, 0.0]), second.state)
+    assert third.standing is not None
+    assert third.standing.tolist() == [-0.5, -0.75, 1.0]
+
+
+def test_bygars_clips_candidates_to_the_length_of_the_servers_gradient() -> None:
+    # (30, 40) becomes (1.2, 1.6), with the reputation .05 * 2.4; (0, 1) has none.
+    result = zeno.ByGARS()(torch.tensor([[30.0, 40.0], [0.0, 1.0]]), own([2.0, 0.0]))
+    assert result.update.tolist() == pytest.approx([1.2, 1.6])
+    assert result.standing is not None
+    assert result.standing.tolist() == pytest.approx([0.12, 0.0])
+    assert zeno.ByGARS()(torch.ones(2, 2), own([0.0, 0.0])).update.tolist() == [0.0, 0.0]
+
+
+def test_fedgreed_grows_the_mean_while_its_loss_falls() -> None:
+    # f_r(x) = x^2 / 2 at x = 1 with lr = 1. Distances from the best step, 1: .3, .4, .5 and 2 of the candidates, and
+    # .3, .05 and .13 of the means of the best one, two and three.
+    oracle = FakeOracle(lambda c: 0.5 - (1 - c[:, 0]).double() ** 2 / 2)
+    result = zeno.FedGreed()(column(-1.0, 1.5, 0.6, 1.3), oracle)
+    assert result.kept.tolist() == [False, False, True, True]
+    assert result.update.tolist() == pytest.approx([0.95])
+    # The best one is kept even if it raises the loss, and one of an unknown loss never is.
+    assert zeno.FedGreed()(column(-3.0, -2.0), oracle).update.tolist() == [-2.0]
+    assert zeno.FedGreed()(column(1.0, 1.0), FakeOracle(torch.tensor([-1.0, math.nan]))).kept.tolist() == [True, False]
+    with pytest.raises(zeno.TooFewUsable):
+        zeno.FedGreed()(column(1.0, 1.0), FakeOracle(torch.tensor([math.nan, math.nan])))
+
+
+@pytest.mark.parametrize("rule", [zeno.BANT(), zeno.AutoBANT(), zeno.ByGARS(), zeno.FedGreed()])
+def test_rules_on_64_samples_need_an_oracle(rule: zeno.Rule) -> None:
+    assert rule.samples == 64
+    with pytest.raises(ValueError, match=r"needs an oracle for the server's samples. Found None. Pass oracle="):
+        rule(torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("rate", [0, -0.1, 1.5, math.nan, "a"])
+def test_rates_are_shares(rate: float) -> None:
+    for make in (zeno.BANT, zeno.ByGARS):
+        with pytest.raises(ValueError, match="needs rate as a number above 0 and at most 1"):
+            make(rate)
+
+
+GRADIENT_RULES = [zeno.FLTrust(), zeno.MoNNA(faulty=1), zeno.Zeno(trim=1, score="first_order"), zeno.ByGARS()]
+
+
+@pytest.mark.parametrize("rule", GRADIENT_RULES)
 def test_rules_that_trust_the_server_say_what_they_need(rule: zeno.Rule) -> None:
     with pytest.raises(ValueError, match=r"needs an oracle for the server's samples. Found None. Pass oracle="):
         rule(torch.zeros(3, 2))
@@ -358,7 +491,7 @@ def test_numbers_at_the_edge_stay_inside_for_any_number_of_workers(rule: zeno.Ru
 
 
 def test_a_server_gradient_that_is_not_finite_raises() -> None:
-    for rule in (zeno.MoNNA(faulty=1), zeno.FLTrust()):
+    for rule in (zeno.MoNNA(faulty=1), zeno.FLTrust(), zeno.ByGARS()):
         with pytest.raises(ValueError, match="needs a finite gradient on the server's samples"):
             rule(torch.ones(3, 1), own([math.nan]))
     oracle = own([1.0, 1.0])
@@ -369,5 +502,7 @@ def test_a_server_gradient_that_is_not_finite_raises() -> None:
 def test_states_that_do_not_fit_raise() -> None:
     with pytest.raises(ValueError, match=r"needs the last update, of 3 numbers, as its state. Found shape \[1\]"):
         zeno.CenteredClipping()(torch.ones(2, 3), state=torch.ones(1))
+    with pytest.raises(ValueError, match=r"one number for each of 2 workers as its state. Found shape \[3\]"):
+        zeno.BANT()(torch.ones(2, 3), own([1.0] * 3), state=torch.ones(3))
     with pytest.raises(ValueError, match=r"chain of 2 parts needs as many states. Found 1"):
         zeno.chain(zeno.Bucketing(), zeno.Mean())(torch.ones(2, 3), state=(1,))

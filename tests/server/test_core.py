@@ -84,6 +84,16 @@ def test_late_replies_are_recorded_and_never_used() -> None:
         assert (record.late, record.errors) == ([0], {})
 
 
+def test_the_gradient_after_a_step_is_on_the_samples_of_the_step() -> None:
+    core, samples = core_of(zeno.AutoBANT(steps=1, batch_size=16))
+    oracle = Step(core, 5, 2, X, LR)._oracle
+    inputs, targets = INPUTS[:16], INPUTS[:16] @ TRUE
+    here, there = (2 * ((inputs @ x - targets)[:, None] * inputs).mean(dim=0) for x in (X, X - LR * DOWN))
+    torch.testing.assert_close(oracle.gradient(), here)
+    torch.testing.assert_close(oracle.gradient(DOWN), there)
+    assert samples.taken == [("score", 5, 0)]
+
+
 def test_a_late_reply_alone_leaves_its_worker_without_a_reply() -> None:
     core, _ = core_of(zeno.Zeno(trim=1))
     step = Step(core, 5, 2, X, LR)

@@ -1,8 +1,11 @@
 """How candidates are combined into an update: one aggregation rule per module."""
 
 from zeno.rules.arc import ARC as ARC
+from zeno.rules.auto_bant import AutoBANT as AutoBANT
+from zeno.rules.bant import BANT as BANT
 from zeno.rules.bucketing import Bucketing as Bucketing
 from zeno.rules.bulyan import Bulyan as Bulyan
+from zeno.rules.bygars import ByGARS as ByGARS
 from zeno.rules.caf import CAF as CAF
 from zeno.rules.centered_clipping import CenteredClipping as CenteredClipping
 from zeno.rules.cge import CGE as CGE
@@ -10,6 +13,7 @@ from zeno.rules.chain import Chain as Chain
 from zeno.rules.chain import chain as chain
 from zeno.rules.clip import Clip as Clip
 from zeno.rules.dnc import DnC as DnC
+from zeno.rules.fedgreed import FedGreed as FedGreed
 from zeno.rules.fltrust import FLTrust as FLTrust
 from zeno.rules.geometric_median import GeometricMedian as GeometricMedian
 from zeno.rules.krum import Krum as Krum
@@ -49,6 +53,10 @@ RULES: dict[str, type[Rule]] = {
     "dnc": DnC,
     "signguard": SignGuard,
     "fltrust": FLTrust,
+    "bant": BANT,
+    "auto_bant": AutoBANT,
+    "bygars": ByGARS,
+    "fedgreed": FedGreed,
     "zeno": Zeno,
     "zeno_auto": ZenoAuto,
 }
