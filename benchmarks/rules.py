@@ -35,6 +35,7 @@ from zeno.rules import (
     MultiKrum,
     Phocas,
     Rule,
+    ServerAlone,
     SignGuard,
     TrimmedMean,
     Zeno,
@@ -75,6 +76,9 @@ class ConstantOracle:
     def gradient(self, after: Tensor | None = None) -> Tensor:
         return self._gradient
 
+    def half_gradients(self) -> Tensor:
+        return self._gradient.expand(2, -1)
+
 
 def rules(faulty: int = FAULTY) -> dict[str, Rule]:
     """Every rule, with the same parameters as the peers."""
@@ -103,6 +107,7 @@ def rules(faulty: int = FAULTY) -> dict[str, Rule]:
         "fedgreed": FedGreed(),
         "zeno": Zeno(faulty),
         "zeno_auto": ZenoAuto(),
+        "server_alone": ServerAlone(),
         "nnm+trimmed_mean": chain(NNM(faulty), TrimmedMean(faulty)),
         "nnm+krum": chain(NNM(faulty), Krum(faulty)),
     }

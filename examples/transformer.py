@@ -125,7 +125,7 @@ if __name__ == "__main__":
     small = parser.parse_args().small
 
     good, _ = train("the good worker alone", range(19, 20), zeno.Mean(), small)
-    zenos, server = train("Zeno of all 20", range(20), zeno.ZenoAuto(trim=19, batch_size=16), small)
+    zenos, server = train("Zeno of all 20", range(20), zeno.ZenoAuto(samples=16), small)
     mean, _ = train("the mean of all 20", range(20), zeno.Mean(), small)
     print(server.ledger)
     print(f"loss: good worker alone {test_loss(good):.3f}, Zeno {test_loss(zenos):.3f}, mean {test_loss(mean):.3f}")

@@ -82,6 +82,7 @@ from zeno.rules import MultiKrum as MultiKrum
 from zeno.rules import Phocas as Phocas
 from zeno.rules import PreAggregator as PreAggregator
 from zeno.rules import Rule as Rule
+from zeno.rules import ServerAlone as ServerAlone
 from zeno.rules import SignGuard as SignGuard
 from zeno.rules import TrimmedMean as TrimmedMean
 from zeno.rules import Zeno as Zeno

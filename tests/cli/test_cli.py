@@ -23,12 +23,12 @@ def test_compare_trains_every_rule_and_writes_the_run_folder(
 ) -> None:
     assert run(monkeypatch, "compare", *SMALL, "--faulty", 2, "--out", tmp_path / "out") == 0
     shown = capsys.readouterr().out
-    for name in ("mean without faults", "median", "krum(faulty=1)", "zeno(trim=3, batch_size=32)", "zeno_auto"):
+    for name in ("mean without faults", "median", "krum(faulty=1)", "zeno(trim=3, batch_size=64)", "zeno_auto"):
         assert name in shown
     assert f"curves.png are in {tmp_path / 'out'}" in shown.replace("\n", "")
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
     folders = sorted(folder.name for folder in (tmp_path / "out").iterdir() if folder.is_dir())
-    own = ["krum-faulty-1", "mean", "mean-without-faults", "median", "zeno-trim-3-batch_size-32", "zeno_auto"]
+    own = ["krum-faulty-1", "mean", "mean-without-faults", "median", "zeno-trim-3-batch_size-64", "zeno_auto"]
     assert folders == own
     assert all(len(read(tmp_path / "out" / folder)) == 4 for folder in folders)
 
@@ -42,7 +42,7 @@ def test_json_is_all_that_is_printed_for_scripts(
     arguments = ["--rule", "mean", "--rule", "zeno", "--faulty", 2, "--json", "--out", tmp_path / "out"]
     assert run(monkeypatch, "compare", *SMALL, *arguments) == 0
     results = json.loads(capsys.readouterr().out)
-    assert [r["name"] for r in results["runs"]] == ["mean without faults", "mean", "zeno(trim=3, batch_size=32)"]
+    assert [r["name"] for r in results["runs"]] == ["mean without faults", "mean", "zeno(trim=3, batch_size=64)"]
     assert results["runs"][1]["faulty_kept"] == 1.0
     assert results["runs"][1]["accuracy"] == read(tmp_path / "out" / "mean")[-1].accuracy
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
@@ -75,12 +75,12 @@ def test_compare_takes_the_rule_of_a_file_in_place_of_the_one_of_its_name(
 def test_folders_are_printed_as_they_are_named_and_never_shared(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert run(monkeypatch, "train", *SMALL, "--trim", 1, "--out", tmp_path / "x[bold]y") == 0
+    assert run(monkeypatch, "train", *SMALL, "--rule", "zeno", "--trim", 1, "--out", tmp_path / "x[bold]y") == 0
     assert "x[bold]y" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda form: "now")
     for _ in range(2):
-        assert run(monkeypatch, "train", *SMALL, "--trim", 1) == 0
+        assert run(monkeypatch, "train", *SMALL, "--rule", "zeno", "--trim", 1) == 0
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
@@ -95,7 +95,7 @@ def test_every_setting_of_a_run_has_a_flag(monkeypatch: pytest.MonkeyPatch, caps
 
 MISTAKES = [
     (["train", "--rule", "zen"], "Unknown rule 'zen'"),
-    (["train", "--trim", "20"], "Found 20 with trim=20"),
+    (["train", "--rule", "zeno", "--trim", "20"], "Found 20 with trim=20"),
     (["train", "--faulty", "21"], "The setting faulty must be at most workers=20"),
     (["train", "--task", "no.such.module:task"], "Cannot load the task 'no.such.module:task'"),
     (["train", "--task", "cifar"], "Unknown task 'cifar'. Did you mean cifar10?"),

@@ -240,7 +240,7 @@ def test_every_fault_works_on_the_device(name: str) -> None:
     [
         {"model": "small_cnn", "steps": 2, "workers": 3, "rule": zeno.Zeno(trim=1)},
         {"rule": zeno.Zeno(trim=2, score="first_order")},
-        {"rule": zeno.ZenoAuto(warm_up=1), "fault": zeno.SignFlip(), "workers": 3},
+        {"rule": zeno.ZenoAuto(samples=8), "fault": zeno.SignFlip(), "workers": 3},
         {"split": zeno.ByLabel(), "server_data": 0.1},
         {"split": zeno.Dirichlet()},
         {"optimizer": "adam", "schedule": "steplr(step_size=1)", "lr": 0.01},
@@ -265,7 +265,7 @@ def test_a_loss_with_weights_moves_to_the_device() -> None:
     "change",
     [
         {"rule": zeno.CenteredClipping(radius=0.5), "optimizer": "sgd(momentum=0.9)", "fault": zeno.Replay()},
-        {"rule": zeno.ZenoAuto(warm_up=1), "optimizer": "adam", "lr": 0.01, "workers": 3},
+        {"rule": zeno.ZenoAuto(samples=8), "optimizer": "adam", "lr": 0.01, "workers": 3},
     ],
     ids=["centered clipping", "zeno_auto"],
 )

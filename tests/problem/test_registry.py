@@ -30,7 +30,7 @@ def test_objects_are_built_with_defaults_and_overrides() -> None:
 
 
 def test_zeno_auto_takes_its_parameters_by_name() -> None:
-    assert build("rule", "zeno_auto(trim=4)", zeno.RULES) == zeno.ZenoAuto(trim=4)
+    assert build("rule", "zeno_auto(memory=0.5)", zeno.RULES) == zeno.ZenoAuto(memory=0.5)
     with pytest.raises(ValueError, match="trm"):
         build("rule", "zeno_auto(trm=4)", zeno.RULES)
 

@@ -78,7 +78,7 @@ def runs() -> None:
     records = zeno.train(run, execution=execution, on_record=lambda record: print(record.accuracy))
     assert_type(records, list[zeno.Record])
     assert_type(zeno.ledger_of(records, run.workers).suspects, list[int])
-    assert_type(zeno.ZenoAuto(trim=3).tolerates, int | None)
+    assert_type(zeno.ZenoAuto(memory=0.8).tolerates, int | None)
     aggregate = zeno.Zeno(trim=1)(torch.zeros(3, 4), zeno.Problem(nn.Linear(3, 1)).at(torch.zeros(4), 0.1, batch()))
     assert_type(aggregate.scores, Tensor | None)
 

@@ -44,11 +44,11 @@ def test_counts_by_hand() -> None:
         record(1, [1.0, 3.0, 2.0, None], [False, True, True, False], errors={3: LATE}, faulty=[3]),
         record(2, [1.0, 2.0, 2.0, 0.0], [False, True, True, False], late=[3], faulty=[0]),
         record(3, None, None, errors=dict.fromkeys(range(3), NOT_FINITE), skipped="why", faulty=[]),
-        record(4, [1.0, 2.0, None, None], [True, True, False, False], unjudged=[2], quarantined=[3], faulty=[]),
+        record(4, [1.0, 2.0, None, None], [True, True, False, False], quarantined=[2, 3], faulty=[]),
         record(5, [1.0, 2.0, 3.0, None], [False, False, False, False], quarantined=[3], faulty=[]),
     ]
     rows = ledger_of(steps, 4).rows
-    assert [row.steps for row in rows] == [6, 6, 6, 4]
+    assert [row.steps for row in rows] == [6, 6, 5, 4]
     assert [row.dropped for row in rows] == [2 / 4, 0.0, 1 / 3, 1.0]
     assert [row.rank for row in rows] == [
         (1 + 3 + 3 + 2 + 3) / 5,
@@ -59,7 +59,7 @@ def test_counts_by_hand() -> None:
     assert [row.streak for row in rows] == [2, 0, 1, 3]
     assert [row.errors for row in rows] == [{"not finite": 1}] * 3 + [{"died": 1, "late": 1}]
     assert [row.late for row in rows] == [0, 0, 0, 1]
-    assert [row.quarantined for row in rows] == [0, 0, 0, 2]
+    assert [row.quarantined for row in rows] == [0, 0, 1, 2]
     assert [row.faulty for row in rows] == [1 / 6, 0.0, 0.0, 2 / 6]
     assert [row.verdict for row in rows] == [""] * 4
 
@@ -222,15 +222,15 @@ def test_a_worker_that_sends_nothing_usable_is_suspect_under_a_rule_that_does_no
     assert ledger.rows[2].errors == {"died": 80}
 
 
-def test_workers_that_are_not_judged_collect_no_evidence() -> None:
+def test_workers_that_are_not_asked_collect_no_evidence() -> None:
     ledger = Ledger(8)
     rng = np.random.default_rng(7)
     for step in range(300):
         scores: list[float | None] = [*rng.normal(size=6).tolist(), None, None]
-        ledger.add(record(step, scores, [s is not None for s in scores], unjudged=[6], quarantined=[7]))
+        ledger.add(record(step, scores, [s is not None for s in scores], quarantined=[6, 7]))
     assert ledger.suspects == []
     assert (ledger.rows[6].evidence, ledger.rows[7].evidence) == (1.0, 1.0)
-    assert (ledger.rows[6].steps, ledger.rows[7].steps) == (300, 0)
+    assert (ledger.rows[6].steps, ledger.rows[7].steps) == (0, 0)
 
 
 def test_suspects_in_words() -> None:

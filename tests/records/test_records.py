@@ -1,6 +1,7 @@
 """Records, their files, and their summary."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,12 @@ def test_records_of_a_later_version_can_be_read() -> None:
     assert Record.from_json(json.dumps(line)) == FIRST
 
 
+def test_records_of_an_earlier_version_can_be_read() -> None:
+    line = json.loads(FIRST.to_json()) | {"standing": [0.5] * 4, "samples": 16, "unjudged": [2]}
+    del line["weights"], line["own"]
+    assert Record.from_json(json.dumps(line)) == FIRST
+
+
 def test_records_of_an_earlier_version_have_errors_of_no_kind() -> None:
     line = json.loads(SECOND.to_json()) | {"errors": {"2": "died"}}
     assert Record.from_json(json.dumps(line)).errors == {2: ReplyError(ErrorKind.OTHER, "died")}
@@ -92,6 +99,14 @@ def test_summaries_match_counts_by_hand() -> None:
     assert summarize([]).accuracy is None
 
 
+def test_a_summary_has_the_mean_share_of_the_server_in_the_updates() -> None:
+    assert summarize([replace(FIRST, own=0.5), SECOND, SKIPPED]).own == 0.25
+    assert summarize([SKIPPED]).own is None
+    without, with_own = RunView("mean", {}, [FIRST], 4), RunView("own", {}, [replace(FIRST, own=0.5)], 4)
+    assert run_table([without]).caption is None
+    assert run_table([without, with_own]).caption == "mean share of the server's own gradient: own 50.0%"
+
+
 def test_tables_and_curves_are_drawn_for_any_state_of_a_run(tmp_path: Path) -> None:
     runs = [
         RunView("done", {}, [FIRST, SECOND], 4),
@@ -103,5 +118,5 @@ def test_tables_and_curves_are_drawn_for_any_state_of_a_run(tmp_path: Path) -> N
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_only_judged_workers_count_as_dropped() -> None:
-    assert [record.dropped for record in FOUR_WORKERS] == [[2, 3], [2, 3], [], [], [3]]
+def test_only_workers_that_were_asked_count_as_dropped() -> None:
+    assert [record.dropped for record in FOUR_WORKERS] == [[2, 3], [2, 3], [], [], [1, 3]]

@@ -27,7 +27,7 @@ class Samples:
     taken: list[tuple[str, int, int]] = field(default_factory=list)
     start: int = 0
 
-    def take(self, size: int, role: str, step: int, number: int = 0) -> zeno.Batch:
+    def take(self, size: int, role: str, step: int, number: int = 0, half: int | None = None) -> zeno.Batch:
         self.taken.append((role, step, number))
         rows = (self.start + torch.arange(size)) % len(INPUTS)
         self.start += size
@@ -241,27 +241,27 @@ def test_a_skipped_step_updates_nothing_and_keeps_the_memory_of_the_rule() -> No
     assert applied == [None]
     assert (core.state, core.statistics.due) == ("memory", None)
     record = step.record()
-    assert (record.kept, record.scores) == (None, None)
+    assert (record.kept, record.scores, record.weights, record.own) == (None, None, None, 0.0)
     assert record.skipped is not None
     assert "needs 2 usable candidates. Found 1 of 2" in record.skipped
 
 
-def test_only_received_candidates_count_as_not_judged() -> None:
-    class Judging(zeno.Rule):
+def test_a_record_has_the_shares_in_the_update_and_who_was_not_asked() -> None:
+    class Third(zeno.Rule):
         def __call__(
             self, candidates: Tensor, oracle: zeno.Oracle | None = None, state: object = None
         ) -> zeno.Aggregate:
-            judged = torch.tensor([True, False, False, False])
-            return zeno.Aggregate(candidates[0], judged.double(), judged=judged, samples=7)
+            return zeno.Aggregate(candidates[0], torch.tensor([1 / 3, -0.5, 0.0, 0.0]).double(), own=2 / 3)
 
-    core, _ = core_of(Judging())
+    core, _ = core_of(Third())
     step = Step(core, 0, 4, X, LR)
     step.receive(replies(DOWN, DOWN, None), range(3))
     step.unasked = [3]
     step.run_rule()
     record = step.record(faulty=[2])
-    assert (record.unjudged, record.quarantined, list(record.errors)) == ([1], [3], [2])
-    assert (record.samples, record.faulty) == (7, [2])
+    assert (record.weights, record.own) == ([0.3333, -0.5, 0.0, 0.0], 0.6667)
+    assert record.kept == [True, True, False, False]
+    assert (record.quarantined, list(record.errors), record.faulty) == ([3], [2], [2])
 
 
 def test_running_statistics_are_computed_when_they_are_read_and_then_once() -> None:

@@ -22,7 +22,7 @@ from zeno.cli import app as cli
 from zeno.cli.options import read_toml
 from zeno.report.matrix import Entry, Grid, heat_map, matrix_markdown, matrix_tables
 from zeno.studies import matrix, sweep
-from zeno.studies.matrix import CELLS_FILE, REFERENCE, plan
+from zeno.studies.matrix import CELLS_FILE, GOOD_ALONE, SERVER_ALONE, plan
 from zeno.studies.processes import Failed
 from zeno.studies.sweep import Job, Outcome
 
@@ -57,12 +57,16 @@ def expected(rule: zeno.Rule, fault: zeno.Fault) -> float:
 
 def test_numbers_are_those_of_the_runs_and_in_their_places(folder: Path) -> None:
     found = json.loads((folder / "matrix.json").read_text())
-    rules = {"median": zeno.Median(), "zeno": zeno.Zeno(trim=3, batch_size=32)}
+    rules = {"median": zeno.Median(), "zeno": zeno.Zeno(trim=3, batch_size=64)}
     faults = {"label_flip": zeno.LabelFlip(), "sign_flip(scale=10)": zeno.SignFlip(10)}
     numbers = {(c["rule"], c["fault"]): c["accuracy"] for c in found["cells"]}
     assert numbers == {(r, f): expected(rule, fault) for r, rule in rules.items() for f, fault in faults.items()}
     good = expected(zeno.Mean(), zeno.FAULTS["crash"]())
-    assert [(r["rule"], r["faulty"], r["accuracy"]) for r in found["reference"]] == [(REFERENCE, 3, good)]
+    alone = zeno.Run(rule=zeno.ServerAlone(), fault=zeno.Crash(), faulty=5, workers=5, steps=3, eval_every=3)
+    server = zeno.train(alone)[-1].accuracy
+    assert server is not None
+    controls = [(GOOD_ALONE, 3, good), (SERVER_ALONE, 3, server)]
+    assert [(r["rule"], r["faulty"], r["accuracy"]) for r in found["controls"]] == controls
     assert found["settings"]["steps"] == 3
     assert found["settings"]["fault"] == list(faults)
 
@@ -72,16 +76,17 @@ def test_numbers_are_those_of_the_runs_and_in_their_places(folder: Path) -> None
     assert lines[0] == ["rule", *faults, "worst"]
     shown = {name: [f"{100 * numbers[name, fault]:.1f}" for fault in faults] for name in rules}
     assert lines[2:] == [
-        [REFERENCE, *[f"{100 * good:.1f}"] * 3],
+        [GOOD_ALONE, *[f"{100 * good:.1f}"] * 3],
+        [SERVER_ALONE, *[f"{100 * server:.1f}"] * 3],
         ["median", *shown["median"], min(shown["median"], key=float)],
-        ["zeno(trim=3, batch_size=32)", *shown["zeno"], min(shown["zeno"], key=float)],
+        ["zeno(trim=3, batch_size=64)", *shown["zeno"], min(shown["zeno"], key=float)],
     ]
     assert (folder / "matrix-q3.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_reference_is_the_mean_of_the_workers_that_are_not_faulty() -> None:
     place, (job,) = next(iter(plan({"faulty": 2, "workers": 5, "steps": 1}).cells.items()))
-    assert place == (REFERENCE, None, 2)
+    assert place == (GOOD_ALONE, None, 2)
     assert zeno.train(job.run)[0].kept == [False, False, True, True, True]
 
 
@@ -102,13 +107,13 @@ def test_resume_trains_only_what_is_missing_or_failed(
     cut = tmp_path / "cut"
     shutil.copytree(folder, cut)
     lines = (folder / CELLS_FILE).read_text().splitlines(keepends=True)
-    assert len(lines) == 5
+    assert len(lines) == 6
     failed = json.dumps({**json.loads(lines[2]), "accuracy": None, "error": "died: killed by SIGKILL"}) + "\n"
-    (cut / CELLS_FILE).write_text(lines[0] + lines[1] + failed + lines[3] + lines[4][:40])
+    (cut / CELLS_FILE).write_text(lines[0] + lines[1] + failed + lines[3] + lines[4] + lines[5][:40])
     trained: list[zeno.Run] = []
     monkeypatch.setattr(sweep, "in_processes", in_this_process(trained))
     assert run(monkeypatch, "--resume", cut, "--json") == 0
-    assert {r.to_toml() for r in trained} == {json.loads(lines[2])["run"], json.loads(lines[4])["run"]}
+    assert {r.to_toml() for r in trained} == {json.loads(lines[2])["run"], json.loads(lines[5])["run"]}
     found, before = json.loads(capsys.readouterr().out), json.loads((folder / "matrix.json").read_text())
     for entry, same in zip(found["cells"], before["cells"], strict=True):
         assert {**entry, "seconds": None} == {**same, "seconds": None}
@@ -150,16 +155,14 @@ def test_a_cell_that_fails_and_a_process_that_dies_leave_the_others_alone(
     for key, result in results.items():
         seed = re.search(r"^seed = (\d+)$", key, flags=re.MULTILINE)  # which is left out of the key at its default
         by_seed.setdefault(int(seed[1]) if seed else zeno.Run().seed, []).append(result)
-    assert [type(r) for r in by_seed[0]] == [
-        Outcome,
-        Outcome,
-    ]  # the mean under crash is the reference, and trained once
-    assert by_seed[1] == [Failed("died: killed by SIGKILL")] * 2
+    # The mean under crash is a control too, and trained once; the server alone is another.
+    assert [type(r) for r in by_seed[0]] == [Outcome] * 3
+    assert by_seed[1] == [Failed("died: killed by SIGKILL")] * 3
     assert all(isinstance(r, Failed) and "the disk is gone" in r.error for r in by_seed[2])
     entries = json.loads(Path("out/matrix.json").read_text())["cells"]
     assert [(e["n"], e["accuracy"] is None, len(e["errors"])) for e in entries] == [(1, False, 2)] * 2
     assert "!" in Path("out/matrix.md").read_text().split("| mean |")[1]
-    assert "4 of 6 runs failed" in capsys.readouterr().err
+    assert "6 of 9 runs failed" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -204,7 +207,7 @@ def entry(rule: str, accuracy: float | None, **changed: Any) -> Entry:
 
 
 def grid(num_rules: int = 2) -> Grid:
-    rows = [(entry(REFERENCE, 0.9),) * 3]
+    rows = [(entry(GOOD_ALONE, 0.9, fault=None),) * 3]
     rows += [(entry("mean", 0.1, diverged=1), entry("mean", 0.8), entry("mean", None, errors=("died",)))]
     rows += [(entry(f"rule_{k}", 0.7), entry(f"rule_{k}", 0.6), entry(f"rule_{k}", 0.5)) for k in range(1, num_rules)]
     return Grid("a title", 2, ("noise", "flip", "crash"), tuple(rows))
@@ -215,7 +218,7 @@ def test_tables_mark_the_best_the_diverged_and_the_failed() -> None:
     assert text.splitlines()[-5:] == [
         "| rule | noise | flip | crash | worst |",
         "|---|---:|---:|---:|---:|",
-        f"| {REFERENCE} | 90.0 | 90.0 | 90.0 | 90.0 |",
+        f"| {GOOD_ALONE} | 90.0 | 90.0 | 90.0 | 90.0 |",
         "| mean | 10.0\\* | **80.0** | failed | - |",
         "| rule_1 | **70.0** | 60.0 | **50.0** | **50.0** |",
     ]
@@ -241,11 +244,11 @@ def test_each_rule_is_set_to_tolerate_as_many_faulty_workers_as_it_can() -> None
     used = {(place.rule, place.faulty): job.run.rule for place, (job,) in plan(settings).cells.items()}
     assert used["krum", 4] == zeno.Krum(faulty=4)
     assert used["krum", 19] == zeno.Krum(faulty=8)
-    assert used["zeno", 19] == zeno.Zeno(trim=19, batch_size=32)
-    assert used["zeno(trim=5)", 19] == zeno.Zeno(trim=5, batch_size=32)
+    assert used["zeno", 19] == zeno.Zeno(trim=19, batch_size=64)
+    assert used["zeno(trim=5)", 19] == zeno.Zeno(trim=5, batch_size=64)
     trimmed = plan({**settings, "trim": 7}).cells
     assert {job.run.rule for place, (job,) in trimmed.items() if place.rule == "zeno"} == {
-        zeno.Zeno(trim=7, batch_size=32)
+        zeno.Zeno(trim=7, batch_size=64)
     }
 
 
@@ -262,9 +265,9 @@ def test_all_stands_for_everything_registered_and_equal_rules_are_taken_once(tmp
 
 
 MISTAKES = [
-    ({"faulty": 20}, "faulty from 1 to workers - 1 = 19. Found faulty=20"),
+    ({"faulty": 21}, "faulty from 1 to workers = 20. Found faulty=21"),
     ({"faulty": [8, 0]}, "Found faulty=0"),
-    ({"workers": 10}, "workers - 1 = 9. Found faulty=12"),
+    ({"workers": 10}, "workers = 10. Found faulty=12"),
     ({"seeds": 0}, "seeds as a whole number of at least 1. Found seeds=0"),
     ({"rule": "zen"}, "Unknown rule 'zen'"),
     ({"fault": ["zeroo"]}, "Unknown fault 'zeroo'"),

@@ -44,7 +44,6 @@ LAST = Record(
     lr=0.125,
     kept=[True, False, False, False],
     scores=None,
-    unjudged=[1],
     quarantined=[2],
     workers={"alive": 4, "late": 0, "lost": 0},
 )

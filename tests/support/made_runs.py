@@ -4,6 +4,7 @@ import functools
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,7 @@ def _made(step: int, values: "np.ndarray[Any, np.dtype[np.float64]]", workers: i
     values[list(faulty)] -= 3
     errors = {9: ReplyError(ErrorKind.RAISED, "raised ValueError: no")} if 40 <= step < 45 else {}
     quarantined = [1] if 50 <= step < 60 else []
-    unjudged = [3] if step == 60 else []
-    out = [*errors, *quarantined, *unjudged]
+    out = [*errors, *quarantined]
     kept = [bool(value > 0) and worker not in out for worker, value in enumerate(values)]
     is_skipped = step == 30
     return Record(
@@ -43,7 +43,6 @@ def _made(step: int, values: "np.ndarray[Any, np.dtype[np.float64]]", workers: i
         scores=[None if worker in out else float(value) for worker, value in enumerate(values)],
         errors=errors,
         quarantined=quarantined,
-        unjudged=unjudged,
         late=[4] if step == 20 else [],
         skipped="nobody answered" if is_skipped else None,
         faulty=list(faulty),
@@ -53,6 +52,16 @@ def _made(step: int, values: "np.ndarray[Any, np.dtype[np.float64]]", workers: i
         seconds={"gradients": 0.1, "rule": 0.01 * (1 + step % 3)},
         workers={"alive": workers - (step == 20), "late": int(step == 20), "lost": 0},
     )
+
+
+def weighted(own: float = 0.25) -> list[Record]:
+    """The same run with unequal weights: worker 0 has the largest one, 11 a tenth of it, and 4 is subtracted."""
+    shares = np.linspace(0.2, 0.02, 12)
+    shares[4] = -0.1
+    return [
+        record if record.kept is None else replace(record, weights=(shares * record.kept).tolist(), own=own)
+        for record in made()
+    ]
 
 
 def write(folder: Path, records: Sequence[Record], **settings: object) -> Path:
@@ -73,9 +82,10 @@ def big_page() -> str:
     draw = np.random.default_rng(0)
     scores = draw.normal(0.0, 1.0, (10_000, 200)) - 4 * (np.arange(200) % 10 == 0)
     kept = scores > -1
+    weights = kept * draw.uniform(0.5, 1.0, kept.shape) / 180
     records = [
-        Record(step, 0.1, kept[step].tolist(), scores[step].tolist(), seconds={"rule": 0.1}, workers={"alive": 200})
-        for step in range(10_000)
+        Record(step, 0.1, *arrays, own=0.1, seconds={"rule": 0.1}, workers={"alive": 200})
+        for step, arrays in enumerate(zip(kept.tolist(), scores.tolist(), weights.tolist(), strict=True))
     ]
     first = packed_run(run_of(records[:100], "big"), 1)  # the ledger of all steps takes long, and has the same size
     steps = pack(records, 200, bin_of(10_000, 200))

@@ -19,8 +19,9 @@ class FakeOracle:
         descents: Tensor | Callable[[Tensor], Tensor] | None = None,
         gradient: Tensor | Sequence[float] = (),
         lr: float | Tensor = 0.1,
+        halves: Tensor | None = None,  # [2, d], by default twice the gradient
     ) -> None:
-        self.answer, self.lr = descents, lr
+        self.answer, self.lr, self.halves = descents, lr, halves
         self.gradient_here = gradient if isinstance(gradient, Tensor) else torch.tensor(gradient)
 
     def descents(self, candidates: Tensor | Sequence[Tensor]) -> Tensor:
@@ -39,3 +40,6 @@ class FakeOracle:
 
     def gradient(self, after: Tensor | None = None) -> Tensor:
         return self.gradient_here if after is None else self.gradient_here - CURVATURE * self.lr * after
+
+    def half_gradients(self) -> Tensor:
+        return self.gradient_here.repeat(2, 1) if self.halves is None else self.halves

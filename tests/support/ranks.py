@@ -169,7 +169,7 @@ def main(rank: int, folder: Path) -> None:
         "mean in tiny buckets": play(rank, zeno.Mean(), bucket_bytes=20),
         "the server is rank 2": play(rank, zeno.Mean(), server_rank=2),
         "zeno": play(rank, zeno_rule, 60, bad_card, adam),
-        "auto": play(rank, zeno.ZenoAuto(warm_up=5), 60, bad_card, adam),
+        "auto": play(rank, zeno.ZenoAuto(), 60, bad_card, adam),
         "too many NaN": play(rank, zeno_rule, 4, most_nan_at_step_1),
         "bits flip in memory": play(rank, zeno.Mean(), 6, bits_flip_in_memory_at_step_2),
         "other beginnings": play(rank, zeno.Mean(), 2, seed=lambda rank: rank),

@@ -15,7 +15,7 @@ from zeno.studies.compare import WITHOUT_FAULTS, runs
 from zeno.training.build import make_optimizer
 from zeno.training.dry_run import dry_run
 from zeno.training.run import Run
-from zeno.training.settings import OLD_ZENO_AUTO, from_settings, key_of, values_in
+from zeno.training.settings import from_settings, key_of, values_in
 
 
 def test_the_defaults_are_the_papers() -> None:
@@ -31,15 +31,15 @@ def test_the_defaults_are_the_papers() -> None:
         ({"workers": 0}, "workers must be at least 1. Found workers=0"),
         ({"faulty": 21}, "faulty must be at most workers=20. Found faulty=21"),
         ({"faulty": -1}, "faulty must be at least 0"),
-        ({"trim": 20}, "more than trim candidates. Found 20 with trim=20"),
+        ({"rule": "zeno", "trim": 20}, "more than trim candidates. Found 20 with trim=20"),
         ({"rule": "krum(faulty=9)"}, "Found 20 with faulty=9"),
         ({"rule": "mean", "trim": 3}, "The rule 'mean' has no trim. It takes: nothing"),
         ({"rule": "kum"}, "Unknown rule 'kum'. Did you mean krum?"),
         ({"fault": "flip"}, "Unknown fault 'flip'"),
         ({"fault": "sign_flip(scale=0)"}, "scale as a finite number above 0"),
         ({"split": "random"}, "Unknown split 'random'"),
-        ({"rho": -1.0}, "rho as 'auto' or a finite number of at least 0"),
-        ({"zeno_batch_size": 0}, "a whole number of at least 1. Found batch_size=0"),
+        ({"rule": "zeno", "rho": -1.0}, "rho as a finite number of at least 0"),
+        ({"zeno_batch_size": 1}, "samples as a whole number of at least 2. Found samples=1"),
         ({"server_data": 1.0}, "server_data must be at least 0 and below 1"),
         ({"lr": float("nan")}, "lr must be above 0 and below inf. Found lr=nan"),
         ({"precision": "fp8"}, "precision must be one of float32, bf16. Found precision='fp8'"),
@@ -51,7 +51,7 @@ def test_the_defaults_are_the_papers() -> None:
         ({"optimizer": "sdg"}, "Unknown optimizer 'sdg'. Did you mean sgd?"),
         ({"optimizer": "sgd(lr=1)"}, "Set lr instead"),
         ({"rule": "zeno(rho='high')"}, "needs rho as a finite number"),
-        ({"rho": "high"}, "needs rho as 'auto' or a finite number"),
+        ({"rho": "high"}, "The rule 'zeno_auto' has no rho. It takes: samples, memory, sketch"),
         ({"optimizer": "sgd(momentum='x')"}, "cannot be made"),
         ({"optimizer": "sgd(0.5)"}, "need their names"),
         ({"schedule": "steplr(step_size=0)"}, "A run cannot use"),
@@ -145,12 +145,12 @@ def test_a_comparison_sets_each_rule_to_tolerate_as_many_faulty_workers_as_it_ca
         "mean",
         "krum(faulty=8)",
         "trimmed_mean(trim=9)",
-        "zeno(trim=13, batch_size=32)",
+        "zeno(trim=13, batch_size=64)",
         "krum(faulty=2)",
     ]
     assert compared[WITHOUT_FAULTS].faulty == 0
     assert all(run.faulty == 12 for name, run in compared.items() if name != WITHOUT_FAULTS)
-    assert runs({"faulty": 19}, ["zeno"])["zeno(trim=19, batch_size=32)"].faulty == 19
+    assert runs({"faulty": 19}, ["zeno"])["zeno(trim=19, batch_size=64)"].faulty == 19
     assert "zeno(trim=3, batch_size=8)" in runs({"trim": 3, "zeno_batch_size": 8}, ["zeno"])
     for trim in (20, 25, -3, "some"):
         with pytest.raises(ValueError, match="A comparison needs trim from 0 to workers - 1 = 19"):
@@ -161,10 +161,12 @@ def test_a_comparison_sets_each_rule_to_tolerate_as_many_faulty_workers_as_it_ca
 
 def test_plain_settings_default_to_zeno_without_tuning() -> None:
     assert from_settings({}).rule == zeno.ZenoAuto()
-    assert from_settings({"trim": "13", "rho": "5e-4"}).rule == zeno.ZenoAuto(trim=13, rho=5e-4)
-    with pytest.raises(ValueError, match="Use ZenoAuto"):
+    assert from_settings({"zeno_batch_size": 32}).rule == zeno.ZenoAuto(samples=32)
+    with pytest.raises(ValueError, match=r"has no trim. It takes: samples, memory, sketch"):
+        from_settings({"trim": "13"})
+    with pytest.raises(ValueError, match=r"Zeno needs trim as a whole number of at least 0. Found trim='auto'"):
         from_settings({"rule": "zeno", "trim": "auto"})
-    assert from_settings({"rule": "zeno_auto(memory=0.9)"}).rule == zeno.ZenoAuto(memory=0.9)
+    assert from_settings({"rule": "zeno_auto(memory=0.8)"}).rule == zeno.ZenoAuto(memory=0.8)
     text = from_settings({}).to_toml()
     assert 'rule = "zeno_auto"' in text
 
@@ -208,7 +210,6 @@ def test_a_run_is_identified_by_the_values_of_its_settings() -> None:
     assert key_of(replace(run, lr=1.0, data=None).to_toml()) == key
     assert key_of('rule="zeno( 2, rho=5e-4 )"\nfault="sign_flip()"\nfaulty=2\nlr=1') == key, "in any notation"
     assert key_of(replace(run, seed=1).to_toml()) != key
-    assert key_of(f'rule = "{OLD_ZENO_AUTO}"') == key_of('rule = "zeno_auto"'), "in results of an older version"
     assert key_of(Run().to_toml()) == key_of("") == ""
     assert key_of("another = 3\n") == "another = 3\n", "a setting of a newer version"
 

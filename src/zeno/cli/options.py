@@ -53,10 +53,10 @@ def _flags(defaults: Mapping[str, Any], execution: bool) -> dict[str, inspect.Pa
     zeno = inspect.signature(constant("rules.zeno", "Zeno")).parameters
     of_the_rule = {  # default, help
         "trim": (PAPER_TRIM, "Faulty workers to tolerate (b): trim or faulty of the rule and pre-aggregators."),
-        "rho": (zeno["rho"].default, "Weight of Zeno's penalty on the squared norm of a candidate, or auto."),
+        "rho": (zeno["rho"].default, "Weight of Zeno's penalty on the squared norm of a candidate."),
         "zeno_batch_size": (
             zeno["batch_size"].default,
-            "Samples of the server per step, for scores (n_r) or gradients, or auto.",
+            "Samples of the server per step, for scores (n_r) or gradients.",
         ),
     }
     defaults = {"rule": DEFAULT_RULE, **defaults}
@@ -71,7 +71,7 @@ def _flags(defaults: Mapping[str, Any], execution: bool) -> dict[str, inspect.Pa
         add(f.name, kind_of(f), f.metadata["panel"], f.metadata["help"], f.metadata["default"])
         if f.name == "rule":
             for name, (default, text) in of_the_rule.items():
-                add(name, str, "Rule", text, f"{default}; zeno_auto: auto")
+                add(name, str, "Rule", text, default)
     return flags
 
 

@@ -50,10 +50,10 @@ def show_runs(jobs: Sequence[Job], folder: Path, as_json: bool) -> bool:
 
 def show_matrix(planned: Matrix, grids: Sequence[matrix.Grid], folder: Path, as_json: bool) -> None:
     """Shows and writes the cells that are trained."""
-    references = [asdict(grid.rows[0][0]) for grid in grids]
-    cells = [asdict(entry) for grid in grids for row in grid.rows[1:] for entry in row]
+    controls = [asdict(row[0]) for grid in grids for row in grid.rows[: grid.num_controls]]
+    cells = [asdict(entry) for grid in grids for row in grid.rows[grid.num_controls :] for entry in row]
     settings = {**toml.loads(planned.base.to_toml()), **toml.loads(planned.to_toml())}
-    results = {"folder": str(folder), "settings": settings, "reference": references, "cells": cells}
+    results = {"folder": str(folder), "settings": settings, "controls": controls, "cells": cells}
     (folder / "matrix.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     (folder / "matrix.md").write_text(matrix.matrix_markdown(grids), encoding="utf-8")
     for grid in grids:

@@ -101,6 +101,19 @@ class LossOracle:
         with one_thread(), self._scoring(self.problem):
             return self.problem.gradient_here(self.batch)
 
+    def half_gradients(self) -> Tensor:
+        """The gradients at x on the first and on the second half of the samples: [2, d]."""
+        return self._half_gradients
+
+    @cached_property
+    def _half_gradients(self) -> Tensor:
+        size = len(self.batch.targets) // 2
+        if size < 1:
+            raise ValueError(f"Gradients on two halves need two samples or more. Found {len(self.batch.targets)}.")
+        halves = [Batch(*(part[where] for part in self.batch)) for where in (slice(size), slice(size, None))]
+        with one_thread(), self._scoring(self.problem):
+            return torch.stack([self.problem.gradient_here(half) for half in halves])
+
     def _step(self, problem: "Problem", u: Tensor) -> Tensor:
         """Loads x - lr * u into the problem, and returns it [d]."""
         if isinstance(self.lr, Tensor):

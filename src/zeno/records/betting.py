@@ -62,10 +62,8 @@ class Places:
         self._kept = workers  # at the last step that kept a worker
         self._steps, self._slack = 0, 1.0
 
-    def add(
-        self, scores: Values, judged: Mask, place: Values, kept: int, suspect: Mask
-    ) -> tuple[Values, Values, float]:
-        """How far each judged worker is below the trusted, how far below those that replied, and the slack.
+    def add(self, scores: Values, asked: Mask, place: Values, kept: int, suspect: Mask) -> tuple[Values, Values, float]:
+        """How far each worker that was asked is below the trusted, how far below those that replied, and the slack.
 
         Who is trusted and the slack depend on earlier steps only: this step's places are added last.
         """
@@ -73,18 +71,18 @@ class Places:
         if self._steps < SLACK_EACH or self._steps % SLACK_EVERY == 0:
             self._slack = self._new_slack(mean, suspect)
         self._steps += 1
-        order = np.flatnonzero(judged)[np.argsort(-mean[judged], kind="stable")]
+        order = np.flatnonzero(asked)[np.argsort(-mean[asked], kind="stable")]
         replied = order[np.isfinite(scores[order])]
         below = _below(scores, order, self._kept)
         below_replies = _below(scores, replied, self._kept) if len(replied) else np.ones_like(below)
-        known = judged & (self._weights > 1)
+        known = asked & (self._weights > 1)
         self._scatter = FADE * self._scatter + float(np.square(place - mean)[known].sum())
         self._scattered = FADE * self._scattered + float(known.sum())
-        self._places = np.where(judged, FADE * self._places + place, self._places)
-        self._weights = np.where(judged, FADE * self._weights + 1, self._weights)
-        self._squares = np.where(judged, FADE**2 * self._squares + 1, self._squares)
-        self._levels = np.where(judged, LEVEL_FADE * self._levels + below, self._levels)
-        self._level_weights = np.where(judged, LEVEL_FADE * self._level_weights + 1, self._level_weights)
+        self._places = np.where(asked, FADE * self._places + place, self._places)
+        self._weights = np.where(asked, FADE * self._weights + 1, self._weights)
+        self._squares = np.where(asked, FADE**2 * self._squares + 1, self._squares)
+        self._levels = np.where(asked, LEVEL_FADE * self._levels + below, self._levels)
+        self._level_weights = np.where(asked, LEVEL_FADE * self._level_weights + 1, self._level_weights)
         self.level = self._levels / np.maximum(self._level_weights, 1e-300)
         self._kept = kept or self._kept
         return below, below_replies, self._slack

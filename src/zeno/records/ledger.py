@@ -42,9 +42,9 @@ class Row:
     since: int | None  # the step of the verdict
     evidence: float  # the highest so far: 1 says nothing, `Ledger.threshold` makes a suspect
     steps: int  # at which it was asked
-    dropped: float | None  # share of the steps at which it was judged and some worker was kept; None without such steps
+    dropped: float | None  # share of the steps at which it was asked and some worker was kept; None without such steps
     recently: float | None  # the same over the last `RECENT` steps of the run
-    rank: float | None  # mean rank among the judged, 1 is best; None where the rule does not rank
+    rank: float | None  # mean rank among those asked, 1 is best; None where the rule does not rank
     streak: int  # the most consecutive steps at which it was dropped
     errors: dict[str, int]  # steps without a usable reply, by kind
     late: int  # replies that arrived after their step was over
@@ -73,21 +73,21 @@ class Ledger:
     def add(self, record: Record) -> None:
         """Adds the next step."""
         scores = _scores(record, self.workers)
-        judged = ~np.isnan(scores)
-        num_judged = int(judged.sum())
-        above, beneath = num_above_and_below(scores, scores[judged])
+        asked = ~np.isnan(scores)
+        num_asked = int(asked.sum())
+        above, beneath = num_above_and_below(scores, scores[asked])
         self.steps += 1
-        self._tally.add(record, judged, 1 + above + (num_judged - 1 - above - beneath) / 2)
-        if num_judged < 2:
+        self._tally.add(record, asked, 1 + above + (num_asked - 1 - above - beneath) / 2)
+        if num_asked < 2:
             return
-        place = (beneath - above) / (num_judged - 1)
-        below, below_replies, slack = self._places.add(scores, judged, place, sum(record.kept or ()), self._suspect)
+        place = (beneath - above) / (num_asked - 1)
+        below, below_replies, slack = self._places.add(scores, asked, place, sum(record.kept or ()), self._suspect)
         allowed = np.full(self.workers, slack)
         allowed[list(record.errors)] = 0.0  # unusual data make no worker fail
-        self._against.add((below - allowed) / (1 + slack), judged)
+        self._against.add((below - allowed) / (1 + slack), asked)
         if self._suspect.any():
             # Failures of others mend nobody.
-            self._mended.add((self._line - below_replies) / (1 - self._line), judged & self._suspect)
+            self._mended.add((self._line - below_replies) / (1 - self._line), asked & self._suspect)
         half_as_bad = np.clip((slack + self._places.level) / 2, 0.0, 0.9)
         self._line = np.where(self._suspect, np.maximum(self._line, half_as_bad), 0.0)
         for worker in np.flatnonzero(~self._suspect & (self._against.money >= self.threshold)).tolist():
@@ -161,7 +161,7 @@ def ledger_of(records: Iterable[Record], workers: int) -> Ledger:
 
 
 def _scores(record: Record, workers: int) -> Values:
-    """[m] higher is better; minus infinity for unusable replies, NaN for workers that were not judged."""
+    """[m] higher is better; minus infinity for unusable replies, NaN for workers that were not asked."""
     if record.scores is not None:
         scores = np.array([-math.inf if score is None else score for score in record.scores])
     elif record.kept is not None:
@@ -169,7 +169,7 @@ def _scores(record: Record, workers: int) -> Values:
     else:
         scores = np.zeros(workers)
     scores[list(record.errors)] = -math.inf
-    scores[record.unjudged + record.quarantined] = math.nan
+    scores[record.quarantined] = math.nan
     return scores
 
 

@@ -16,9 +16,8 @@ class Record:
     lr: float
     kept: list[bool] | None  # per worker; None when the step was skipped
     scores: list[float | None] | None  # per worker, None for unusable candidates; None when the rule does not rank
-    standing: list[float] | None = None  # per worker, over many steps; None when the rule keeps no such state
-    samples: int | None = None  # of the server, used for scoring; None unless the rule chose the number
-    unjudged: list[int] = field(default_factory=list)  # workers whose candidate was received but not judged
+    weights: list[float] | None = None  # per worker: its share in the update; None when the step was skipped
+    own: float = 0.0  # the share of the server's own gradient
     quarantined: list[int] = field(default_factory=list)  # workers that were not asked
     errors: dict[int, ReplyError] = field(default_factory=dict)  # worker -> what was wrong with its reply
     late: list[int] = field(default_factory=list)  # workers whose reply to an earlier step arrived now; discarded
@@ -32,11 +31,10 @@ class Record:
 
     @property
     def dropped(self) -> list[int]:
-        """Workers that were judged and not kept, also those without a usable reply; empty if no worker was kept."""
+        """Workers that were asked and not kept, also those without a usable reply; empty if no worker was kept."""
         if self.kept is None or not any(self.kept):
             return []
-        not_judged = {*self.unjudged, *self.quarantined}
-        return [worker for worker, kept in enumerate(self.kept) if not kept and worker not in not_judged]
+        return [worker for worker, kept in enumerate(self.kept) if not kept and worker not in self.quarantined]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
@@ -66,6 +64,7 @@ class Summary:
     train_loss: float | None
     faulty_kept: float | None  # share of the faulty candidates that the rule kept
     faulty_among_kept: float | None  # share of the kept candidates that were faulty
+    own: float | None  # mean share of the server's own gradient in the updates
     seconds_per_step: float | None
 
 
@@ -73,6 +72,7 @@ def summarize(records: Sequence[Record]) -> Summary:
     """Summarizes the records of a run."""
     last = next((r for r in reversed(records) if r.evaluated), None)
     known = [(r.kept, r.faulty) for r in records if r.kept is not None and r.faulty is not None]
+    shares = [r.own for r in records if r.kept is not None]
     num_faulty = sum(len(faulty) for _, faulty in known)
     num_kept = sum(sum(kept) for kept, _ in known)
     num_both = sum(kept[worker] for kept, faulty in known for worker in faulty)
@@ -85,5 +85,6 @@ def summarize(records: Sequence[Record]) -> Summary:
         train_loss=last.train_loss if last else None,
         faulty_kept=num_both / num_faulty if num_faulty else None,
         faulty_among_kept=num_both / num_kept if num_faulty and num_kept else None,
+        own=sum(shares) / len(shares) if shares else None,
         seconds_per_step=sum(sum(r.seconds.values()) for r in records) / len(records) if records else None,
     )

@@ -11,7 +11,7 @@ RECENT = 100  # steps
 
 
 class Tally:
-    """How often each worker was judged, dropped, late, and what was wrong with its replies; [m] each."""
+    """How often each worker was asked, dropped, late, and what was wrong with its replies; [m] each."""
 
     def __init__(self, workers: int) -> None:
         self.quarantined, self.counted, self.dropped, self.ranked, self.longest, self.faulty, self._streak = np.zeros(
@@ -23,9 +23,9 @@ class Tally:
         self.knows_faulty = False
         self._recent: deque[tuple[Mask, Mask]] = deque(maxlen=RECENT)
 
-    def add(self, record: Record, judged: Mask, ranks: Values) -> None:
-        counted = judged & any(record.kept or ())  # if no worker is kept, none counts as dropped
-        dropped = np.zeros_like(judged)
+    def add(self, record: Record, asked: Mask, ranks: Values) -> None:
+        counted = asked & any(record.kept or ())  # if no worker is kept, none counts as dropped
+        dropped = np.zeros_like(asked)
         dropped[record.dropped] = True
         self.counted += counted
         self.dropped += dropped
@@ -34,8 +34,8 @@ class Tally:
         self._streak += dropped
         self.longest = np.maximum(self.longest, self._streak)
         if record.scores is not None:
-            self.ranked += judged
-            self.ranks[judged] += ranks[judged]
+            self.ranked += asked
+            self.ranks[asked] += ranks[asked]
         self.quarantined[record.quarantined] += 1
         self.late.update(record.late)
         for worker, error in record.errors.items():

@@ -27,6 +27,7 @@ from zeno.rules.nnm import NNM as NNM
 from zeno.rules.phocas import Phocas as Phocas
 from zeno.rules.rule import PreAggregator as PreAggregator
 from zeno.rules.rule import Rule as Rule
+from zeno.rules.server_alone import ServerAlone as ServerAlone
 from zeno.rules.signguard import SignGuard as SignGuard
 from zeno.rules.smea import SMEA as SMEA
 from zeno.rules.streaming import Arrivals as Arrivals
@@ -59,6 +60,7 @@ RULES: dict[str, type[Rule]] = {
     "fedgreed": FedGreed,
     "zeno": Zeno,
     "zeno_auto": ZenoAuto,
+    "server_alone": ServerAlone,
 }
 """Rules by their names on the command line and in TOML files."""
 

@@ -24,10 +24,13 @@ class Oracle(Protocol):
         """
 
     def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
-        """The descents on `samples` new samples, in p equal parts -> [m, p] in float64."""
+        """The descents on `samples` new samples of the second half, in p equal parts -> [m, p] in float64."""
 
     def gradient(self, after: Tensor | None = None) -> Tensor:
         """The gradient of f_r at x, or at x - lr * after -> [d]."""
+
+    def half_gradients(self) -> Tensor:
+        """The gradients at x on two halves of the samples -> [2, d]. A sample is in the same half at every step."""
 
 
 class Aggregate(NamedTuple):
@@ -37,9 +40,7 @@ class Aggregate(NamedTuple):
     weights: Tensor  # [m] float64: the share of each candidate in the update; 0: dropped; below 0: subtracted
     scores: Tensor | None = None  # [m], higher is more trusted; None where the rule does not rank
     state: object = None  # what the rule wants back at the next step; from a checkpoint, its tensors are on the CPU
-    standing: Tensor | None = None  # [m], trust built up over many steps; None where the rule keeps no such memory
-    samples: int | None = None  # of the server, that candidates were scored on, where the rule chooses the number
-    judged: Tensor | None = None  # [m] bool: the candidates that the rule considered; None: all
+    own: float = 0.0  # the share of the server's own gradient in the update
 
     @property
     def kept(self) -> Tensor:

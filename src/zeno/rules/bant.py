@@ -42,4 +42,4 @@ class BANT(Rule):
             trust = trust.clamp(min=LEAST_TRUST)
         weights = torch.where(descents > 0, rows.by_row(trust), 0)
         weights = weights / weights.sum().clamp(min=LEAST_TRUST)
-        return rows.weighted_sum(weights, scores=descents, state=trust)._replace(standing=trust)
+        return rows.weighted_sum(weights, scores=descents, state=trust)

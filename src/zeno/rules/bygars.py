@@ -35,4 +35,4 @@ class ByGARS(Rule):
         reputation = before + self.rate * (products - before)  # q
         of_rows = rows.by_row(reputation)
         weights = of_rows / of_rows.abs().sum().clamp(min=1e-300) * factors
-        return rows.weighted_sum(weights, scores=of_rows, state=reputation)._replace(standing=reputation)
+        return rows.weighted_sum(weights, scores=of_rows, state=reputation)

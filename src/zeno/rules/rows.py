@@ -189,9 +189,20 @@ class Rows:
         gradient = (oracle.gradient() if after is None else oracle.gradient(after)).detach()
         if gradient.shape != (self.d,):
             raise ValueError(f"{self.part} needs a gradient of {self.d} numbers. Found shape {list(gradient.shape)}.")
-        if after is None and not bool(gradient.isfinite().all()):
+        return gradient if after is not None else self._require_finite(gradient)
+
+    def server_gradients(self, oracle: Oracle | None) -> Tensor:
+        """The gradients on the two halves of the server's samples -> [2, d]."""
+        gradients = self.require_oracle(oracle).half_gradients().detach()
+        if gradients.shape != (2, self.d):
+            found = list(gradients.shape)
+            raise ValueError(f"{self.part} needs 2 gradients of {self.d} numbers. Found shape {found}.")
+        return self._require_finite(gradients)
+
+    def _require_finite(self, gradients: Tensor) -> Tensor:
+        if not bool(gradients.isfinite().all()):
             raise ValueError(f"{self.part} needs a finite gradient on the server's samples. Found NaN or Inf in it.")
-        return gradient
+        return gradients
 
     def require_oracle(self, oracle: Oracle | None) -> Oracle:
         if not isinstance(oracle, Oracle):
@@ -250,9 +261,7 @@ class Rows:
     def in_terms_of_workers(self, found: Aggregate) -> Aggregate:
         """The aggregate of a rule that took these rows for the candidates."""
         result = self.result(found.update, found.weights.to(torch.float64), found.scores, found.state)
-        judged = None if found.judged is None else self.owners[found.judged].any(dim=0)
-        standing = None if found.standing is None else self.by_worker(found.standing, 0.0)
-        return result._replace(standing=standing, samples=found.samples, judged=judged)
+        return result._replace(own=found.own)
 
     def _shares(self, weights: Tensor) -> Tensor:
         """The weights of the candidates [m], from those of the rows [n]."""

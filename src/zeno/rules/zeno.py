@@ -34,9 +34,6 @@ class Zeno(Rule):
     score: str = "exact"
 
     def __post_init__(self) -> None:
-        values: tuple[object, ...] = (self.trim, self.rho, self.batch_size)
-        if "auto" in values:
-            raise ValueError(f"Zeno needs trim, rho and batch_size as numbers. Found {self}. Use ZenoAuto instead.")
         if self.score not in SCORES:
             raise ValueError(f"Zeno needs score as one of {', '.join(SCORES)}. Found score={self.score!r}.")
         super().__post_init__()

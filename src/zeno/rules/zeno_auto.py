@@ -1,146 +1,174 @@
-"""Zeno without tuning: it finds out who is good, what is too large, and how many samples it takes.
+"""ZenoAuto: Zeno without tuning. The update is the mixture of candidates that is nearest to the true gradient.
 
-Workers are judged by many steps instead of one: `zeno.rules.standing` says how.
+The server's own gradient g, on samples that it never trains on, is noisy. But it is right on average, and its noise is
+independent of the workers. So the squared distance of any mixture from g estimates, up to a constant, its squared
+distance from the true gradient. Decayed means over the steps (^) average the noise out, while a bias stays:
+
+    w = argmin  || sum_i w_i u_i^ - g^ ||^2   over  w >= 0, sum(w) = 1
+    update = sum_i w_i u_i                    with the candidates of this step
+
+The weights sum to 1, so it is enough to remember the errors u_i - g, as short sketches. A worker without a usable
+candidate keeps its mean error.
+
+The mixture has two more columns. The server's own gradient, on the other half of its samples, makes every worker
+dispensable. The choice of this step alone, which is FLTrust's update by that gradient, helps where memory cannot: when
+other workers are faulty at every step. Every sample of the server belongs to one half for good: a model that has
+learned the samples of one half by heart is still judged by those of the other.
+
+docs/zeno-auto.md has the reasons, a picture and the guarantee.
+
+Shapes: m workers, d parameters, k numbers in a sketch.
 """
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from zeno.rules.parameters import AT_LEAST_0, AT_LEAST_1, NON_NEGATIVE, Requirement
-from zeno.rules.rule import Aggregate, Count, Oracle, Rows, Rule, TooFewUsable
-from zeno.rules.standing import CREDIT, MOST, PARTS, RATE, Standing, Verdict, judge
-from zeno.rules.zeno import Zeno, descents
+from zeno.rules.linalg.passes import weighted_sum, working_dtype
+from zeno.rules.linalg.simplex import nearest_mixture
+from zeno.rules.linalg.sketch import sketch
+from zeno.rules.parameters import AT_LEAST_1, NON_NEGATIVE, Requirement
+from zeno.rules.rule import Aggregate, Oracle, PositiveCount, Rows, Rule
 
-AUTO = "auto"
-SHARE = Requirement("a number of at least 0 and below 1", lambda value: NON_NEGATIVE.holds(value) and value < 1)
-SIZE_EVERY = 4  # steps from one measurement of the size of the server's gradient to the next
-
-
-def _or_auto(number: Requirement) -> Requirement:
-    return Requirement(f"'auto' or {number.text}", lambda value: value == AUTO or number.holds(value))
+SURE = 3.0  # standard errors
+LEAST = 0.02  # of an equal weight: what is below belongs to large errors, and risks more than it adds
+SHORT = 1e-3  # of the length of the server's own gradient
+AT_LEAST_2 = Requirement("a whole number of at least 2", lambda value: AT_LEAST_1.holds(value) and value > 1, "samples")
+BELOW_1 = Requirement("a number of at least 0 and below 1", lambda value: NON_NEGATIVE.holds(value) and value < 1)
 
 
 @dataclass(frozen=True)
 class ZenoAuto(Rule):
-    """Zeno without tuning: ranks workers over many steps, and chooses trim, rho and batch_size itself.
+    """Mixture of the candidates and the server's own gradient that is nearest to the true gradient; no tuning.
 
-    `trim="auto"` keeps the workers whose standing is close to the best one's. `rho="auto"` compares the size of
-    candidates with that of the server's gradient. `batch_size="auto"` uses more samples only while it is unclear who
-    is good: 16 per step for all candidates on average, and at most 128. A rank at one step weighs `memory` times as
-    much as one at the next. For the first `warm_up` steps the update is the server's gradient, while candidates are
-    only judged. docs/choosing-a-rule.md has the costs.
+    Tolerates any number of faulty workers: if all are faulty, the server trains on its own gradient. It uses `samples`
+    of the server per step, and half as many again to check an update that leaves a doubt. `memory` is the decay of the
+    mean errors from step to step, `sketch` the number of values by which a candidate is remembered.
     """
 
-    trim: Annotated[int | str, _or_auto(AT_LEAST_0)] = AUTO
-    rho: Annotated[float | str, _or_auto(NON_NEGATIVE)] = AUTO
-    batch_size: Annotated[int | str, _or_auto(AT_LEAST_1)] = AUTO
-    score: str = "exact"
-    memory: Annotated[float, SHARE] = 0.97
-    warm_up: Count = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._paper()  # checks the score
-        if self.score == "first_order" and self.batch_size == AUTO:
-            raise ValueError("ZenoAuto needs a number of samples for first-order scores. Found batch_size='auto'.")
-
-    @property
-    def samples(self) -> int:
-        return 2 * RATE if self.batch_size == AUTO else int(self.batch_size)
-
-    @property
-    def tolerates(self) -> int | None:
-        return None if self.trim == AUTO else int(self.trim)
-
-    def _paper(self) -> Zeno:
-        """The paper's rule with the values that are numbers."""
-        values: dict[str, Any] = {"trim": self.trim, "rho": self.rho, "batch_size": self.batch_size}
-        return Zeno(**{"trim": 0, **{name: v for name, v in values.items() if v != AUTO}}, score=self.score)
+    samples: Annotated[int, AT_LEAST_2] = 64
+    memory: Annotated[float, BELOW_1] = 0.9
+    sketch: PositiveCount = 16_384
 
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
-        if isinstance(self.trim, int):
-            rows.require(self.trim + 1, "more than trim", trim=self.trim)
-        if self.memory == 0 == self.warm_up and AUTO not in (self.trim, self.rho, self.batch_size):
-            return self._paper().aggregate(rows, oracle, state)
         if rows.mixed:
             raise ValueError(
                 f"{self} needs the candidates as received, to know whose they are. Found mixtures of them. "
                 "Remove the pre-aggregators, or use Zeno."
             )
-        m, chosen, device = rows.m, rows.chosen, rows.device
-        usable = torch.zeros(m, dtype=torch.bool)
-        usable[chosen] = True
-        norms = torch.full((m,), torch.nan, dtype=torch.float64)
-        norms[chosen] = rows.squared_norms().cpu()
-        before, large = Standing.of(state, m), torch.zeros_like(usable)
-        if self.rho == AUTO:
-            before = _sized(before, rows, oracle)
-            large = before.too_large(norms)
-        needed = 1 if self.trim == AUTO else m - int(self.trim)
-        asked = before.asked(usable & ~large, needed) if self.batch_size == AUTO else usable & ~large
-        if not bool(asked.any()):
-            raise TooFewUsable.of(self, needed, asked)
-        verdict, used, credit = self._weighed(before, rows, oracle, norms, asked, large)
-        if int((verdict.key > -torch.inf).sum()) < needed:
-            raise TooFewUsable.of(self, needed, verdict.key > -torch.inf)
-        votes = weights = verdict.kept.double()
-        if self.trim == AUTO:  # copies share one vote
-            copies = torch.bincount(verdict.copy_of[verdict.kept], minlength=m)  # [m] of the first of them
-            votes, weights = copies.clamp(max=1).double(), weights / copies[verdict.copy_of].clamp(min=1)
-        if before.steps < self.warm_up:
-            weights, update = torch.zeros_like(weights), rows.server_gradient(oracle).clone()
-        else:
-            update = rows.weighted_sum((votes / votes.sum())[chosen].to(device)).update
-        shares, scores = (weights / votes.sum())[chosen].to(device), verdict.scores[chosen].to(device)
-        return rows.result(update, shares, scores, {**vars(verdict.after), "credit": credit})._replace(
-            standing=verdict.after.mean.to(device), samples=used, judged=(asked | large).to(device)
-        )
+        candidates, oracle = rows.geometry.candidates, rows.require_oracle(oracle)
+        halves = rows.server_gradients(oracle)  # [2, d]
+        memory = Memory.of(state, candidates, halves, self.sketch)
+        sketches = memory.sketch(candidates)
+        usable = sketches.square().sum(dim=1).isfinite()
+        sketches[~usable] = 0
+        own_sketch, g = memory.sketch(halves)
 
-    def _weighed(
-        self, before: Standing, rows: Rows, oracle: Oracle | None, norms: Tensor, asked: Tensor, large: Tensor
-    ) -> tuple[Verdict, int, float]:
-        """The verdict, the samples it took, and the credit that is left."""
-        trim = None if self.trim == AUTO else int(self.trim)
-        rho = None if self.rho == AUTO else float(self.rho)
+        choice = trust(sketches, own_sketch)
+        memory = memory.after(self.memory, usable, sketches - g, choice @ sketches - g, own_sketch - g, g)
+        memory = memory.mixed(usable, bool(choice.any()))
+        of_choice, own = memory.weights[-2:].tolist()
+        weights = memory.weights[:-2] + of_choice * choice
 
-        def verdict_on(parts: Tensor) -> Verdict:
-            return judge(before, parts, norms, asked | large, self.memory, trim, rho)
+        gradient = torch.lerp(
+            halves[0], halves[1], own / 2
+        )  # both halves are for training where nobody is to be judged
+        update = weighted_sum(candidates, weights).add_(gradient, alpha=own)
+        both = (own_sketch + g) / 2
+        off = weights @ sketches + own * torch.lerp(own_sketch, g, own / 2) - both
+        doubtful = bool(off.square().sum() >= both.square().sum())  # the update is no nearer to it than 0 is
+        if doubtful and self._harmful(update, gradient, oracle):
+            weights, own, update = torch.zeros_like(weights), 1.0, gradient
+        scores = torch.where(usable, -(sketches - g).square().sum(dim=1), -torch.inf)
+        return Aggregate(update, weights, scores, vars(memory), own)
 
-        if self.batch_size != AUTO:
-            return verdict_on(self._parts(rows, oracle, asked, self.samples)), self.samples, before.credit
-        m, num = len(asked), int(asked.sum())
-        credit = before.credit + RATE * m
-        used = min(MOST, max(PARTS, RATE * m // num // PARTS * PARTS))
-        parts = self._parts(rows, oracle, asked, used)
-        most = MOST // 2 if before.steps < self.warm_up else MOST
-        while 2 * used <= most and 2 * used * num <= credit:
-            halves = [verdict_on(parts[:, k::2]).kept for k in (0, 1)]
-            if torch.equal(*halves):
-                break  # what was kept is no matter of chance
-            parts = torch.cat([parts, self._parts(rows, oracle, asked, used)], dim=1)
-            used *= 2
-        return verdict_on(parts), used, min(credit - used * num, float(CREDIT * RATE * m))
-
-    def _parts(self, rows: Rows, oracle: Oracle | None, asked: Tensor, samples: int) -> Tensor:
-        """The descents of those asked on fresh samples, in parts: [m, p], NaN for the others."""
-        oracle = rows.require_oracle(oracle)
-        if self.score == "first_order":
-            found = torch.full((len(asked), 1), torch.nan, dtype=torch.float64)
-            found[rows.chosen, 0] = descents(rows, oracle, self.score).cpu()
-            return found.where(asked[:, None], torch.nan)
-        which = asked.nonzero().flatten().tolist()
-        fresh = oracle.fresh_descents([rows.geometry.candidates[i] for i in which], samples)
-        found = torch.full((len(asked), fresh.shape[1]), torch.nan, dtype=torch.float64)
-        found[which] = fresh.cpu().double()
-        return found
+    def _harmful(self, update: Tensor, gradient: Tensor, oracle: Oracle) -> bool:
+        """Whether, on fresh samples, the update raises the loss and is surely worse than the server's gradient."""
+        descents, better = oracle.fresh_descents([update, gradient], self.samples // 2)  # [p], by part of the samples
+        lost = better - descents
+        error = (lost.var(correction=0) / max(1, len(lost) - 1)).sqrt()
+        return not (float(descents.mean()) >= 0 or float(lost.mean()) <= SURE * float(error))  # True for NaN
 
 
-def _sized(before: Standing, rows: Rows, oracle: Oracle | None) -> Standing:
-    """With the size of the server's gradient, which no worker can change."""
-    if before.steps % SIZE_EVERY and before.size > 0:
-        return before
-    now = float(rows.server_gradient(oracle).double().square().sum())
-    return replace(before, size=now if before.size == 0 else (before.size + min(now, 4 * before.size)) / 2)
+def trust(sketches: Tensor, target: Tensor) -> Tensor:
+    """FLTrust's weights [m]: the cosine with the target, if positive, of candidates scaled to its length."""
+    norms, length = sketches.norm(dim=1), target.norm()
+    cosines = (sketches @ target / (norms * length)).nan_to_num(0).clamp(min=0)  # 0 for a zero vector
+    return torch.where(cosines > 0, cosines / cosines.sum().clamp(min=1e-300) * length / norms, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """Decayed means of sketches. The signs of the sketches are a secret, which no worker can fit a gradient to."""
+
+    seed: int  # of the signs
+    steps: int
+    counts: Tensor  # [m] steps at which each worker had a usable candidate
+    errors: Tensor  # [m, k] of the workers
+    choice: Tensor  # [k] error of the choice of a single step
+    own: Tensor  # [k] error of the server's own gradient
+    target: Tensor  # [k] g
+    weights: Tensor  # [m + 2] of the workers, the choice and the server's own gradient, at the last step
+
+    @classmethod
+    def of(cls, state: Any, candidates: Tensor, halves: Tensor, k: int) -> "Memory":
+        """What the rule returned as its state; a new one from None. Workers that are new have a count of 0."""
+        m, d = candidates.shape
+        if state is None:
+            secret = hashlib.blake2b(halves.float().cpu().numpy().tobytes(), digest_size=8)  # the server's samples
+            errors = candidates.new_zeros(m, min(k, d), dtype=working_dtype(candidates.dtype))
+            weights = candidates.new_zeros(m + 2, dtype=torch.float64)
+            weights[-1] = 1.0
+            none, seed = torch.zeros_like(errors[0]), int.from_bytes(secret.digest(), "big")
+            return cls(seed, 0, weights[:m].clone(), errors, none, none, none, weights)
+        tensors = {name: value.to(candidates.device) for name, value in state.items() if isinstance(value, Tensor)}
+        found: dict[str, Any] = {**state, **tensors}
+        before = len(found["errors"])
+        if before > m:
+            raise ValueError(f"A memory of {before} workers does not fit {m}. Pass NaN for workers that left.")
+        for name in ("counts", "errors", "weights"):
+            joined = found[name].new_zeros(m - before, *found[name].shape[1:])
+            found[name] = torch.cat([found[name][:before], joined, found[name][before:]])
+        return cls(**found)
+
+    def sketch(self, rows: Tensor) -> Tensor:
+        """The sketches of rows [n, d] -> [n, k] in float64."""
+        return sketch(rows, len(self.own), self.seed).double()
+
+    def after(self, decay: float, usable: Tensor, errors: Tensor, *others: Tensor) -> "Memory":
+        """With the errors of this step, of the choice and of the server, and g; the first ones count in full."""
+
+        def mean(before: Tensor, now: Tensor, rate: float | Tensor) -> Tensor:
+            return (before + rate * (now - before)).to(before.dtype)
+
+        counts, steps = self.counts + usable, self.steps + 1
+        rates = (1 - decay) / (1 - decay ** counts.clamp(min=1)) * usable
+        rate = (1 - decay) / (1 - decay**steps)
+        before = (self.choice, self.own, self.target)
+        choice, own, target = (mean(one, now, rate) for one, now in zip(before, others, strict=True))
+        errors = mean(self.errors, errors, rates[:, None])
+        return Memory(self.seed, steps, counts, errors, choice, own, target, self.weights)
+
+    def mixed(self, usable: Tensor, with_choice: bool) -> "Memory":
+        """With the weights of this step.
+
+        Zero is a column too: a shorter mixture has less noise, and is nearer to g^ for that. But it is only slower. So
+        what zero gets goes to the weights of the last step, until the mixture is as long as the server's own gradient.
+        """
+        there = torch.cat([usable, torch.tensor([with_choice, True], device=usable.device)])
+        errors = torch.cat([self.errors, self.choice[None], self.own[None]])[there].double()
+        columns, least = errors + self.target, LEAST / len(usable)  # the decayed means
+        length = columns[-1].norm()
+        before = self.weights[there]
+        before[-1] += 1 - before.sum()  # the weights of those that are not there
+        found = nearest_mixture(torch.cat([errors, -self.target.double()[None]]))[:-1].to(errors.device)
+        found = torch.where((found < least) | (columns.norm(dim=1) <= SHORT * length), 0, found)
+        rest = (1 - found.sum()) * before
+        room = (length - (found @ columns).norm()) / (rest @ columns).norm()
+        found = found + room.nan_to_num(0).clamp(0, 1) * rest
+        weights = torch.zeros_like(self.weights)
+        weights[there] = torch.where(found < least, 0, found)
+        return replace(self, weights=weights)

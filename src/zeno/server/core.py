@@ -157,15 +157,12 @@ class Step:
         """What is written down about this step; `more` are other fields of a record."""
         found: dict[str, Any] = {"kept": None, "scores": None}
         if self.aggregate is not None:
-            tensors = self.aggregate.scores, self.aggregate.standing, self.aggregate.judged
-            scores, standing, judged = (None if tensor is None else tensor.tolist() for tensor in tensors)
-            without = {*self.errors, *self.unasked}
+            scores = self.aggregate.scores
             found = {
                 "kept": self.aggregate.kept.tolist(),
-                "scores": None if scores is None else finite(scores),
-                "standing": standing,
-                "samples": self.aggregate.samples,
-                "unjudged": [i for i, looked in enumerate(judged or ()) if not looked and i not in without],
+                "scores": None if scores is None else finite(scores.tolist()),
+                "weights": [float(f"{weight:.4g}") for weight in self.aggregate.weights.tolist()],
+                "own": float(f"{self.aggregate.own:.4g}"),
             }
         return Record(
             step=self.number,
@@ -215,7 +212,7 @@ class StepOracle:
     scorer: Scorer | None = None  # scores candidates as they arrive
     _scoring: bool = False  # whether one has arrived
     _draws: int = 0  # of fresh samples
-    _oracles: dict[tuple[int, int], LossOracle] = field(default_factory=dict)  # by samples and draw
+    _oracles: dict[tuple[int, int, int | None], LossOracle] = field(default_factory=dict)  # by samples, draw and half
 
     def rewind(self) -> None:
         self._draws = 0
@@ -237,29 +234,37 @@ class StepOracle:
     def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:  # [m, p]
         self._draws += 1
         with self.clock("scores"):
-            return self._on(samples, self._draws).descents_in_parts(candidates, min(PARTS, samples))
+            return self._on(samples, self._draws, half=1).descents_in_parts(candidates, min(PARTS, samples))
 
     def gradient(self, after: Tensor | None = None) -> Tensor:  # [d]
         with self.clock("scores"):
             return self._oracle.gradient(after)
 
+    def half_gradients(self) -> Tensor:  # [2, d]
+        with self.clock("scores"):
+            return torch.stack([self._on(self._samples // 2, 0, half).gradient() for half in (0, 1)])
+
     @cached_property
     def _oracle(self) -> LossOracle:
+        return self._on(self._samples, 0)
+
+    @property
+    def _samples(self) -> int:
         samples = self.core.rule.samples
         if samples < 1:
             raise ValueError(
                 f"A rule that asks its oracle needs samples of the server. Found samples={samples} in "
                 f"{self.core.rule}. Set the attribute `samples` of the rule."
             )
-        return self._on(samples, 0)
+        return samples
 
-    def _on(self, samples: int, number: int) -> LossOracle:
-        if (samples, number) not in self._oracles:
+    def _on(self, samples: int, number: int, half: int | None = None) -> LossOracle:
+        if (samples, number, half) not in self._oracles:
             if samples < OWN_STATISTICS_FROM:
                 self.core.statistics.refresh(self.x)
-            batch = self.core.samples.take(samples, self.role, self.step, number)
-            self._oracles[samples, number] = self.core.problem.at(self.x, self.lr, batch)
-        return self._oracles[samples, number]
+            batch = self.core.samples.take(samples, self.role, self.step, number, half)
+            self._oracles[samples, number, half] = self.core.problem.at(self.x, self.lr, batch)
+        return self._oracles[samples, number, half]
 
 
 @dataclass(eq=False)

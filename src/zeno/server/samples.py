@@ -1,5 +1,6 @@
 """The server's samples, which no worker chooses: of a run, and in a user's own loop."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,12 +11,17 @@ from torch import Tensor
 from zeno.problem.dataset import Batch, Dataset, draw, generator
 from zeno.rules.rule import Rule
 
+ONE_SIDED = 10_000  # samples that may be in the same half, one after the other
+
 
 class SampleSource(Protocol):
     """Where the server's samples come from."""
 
-    def take(self, size: int, role: str, step: int, number: int = 0) -> Batch:
-        """`size` new samples for a purpose at a step; other numbers give other samples."""
+    def take(self, size: int, role: str, step: int, number: int = 0, half: int | None = None) -> Batch:
+        """`size` new samples for a purpose at a step; other numbers give other samples.
+
+        With half 0 or 1, all are from that half of the server's samples: a sample is in the same half at every step.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +32,12 @@ class DatasetSamples:
     indices: Tensor  # which samples of the dataset are the server's
     seed: int
 
-    def take(self, size: int, role: str, step: int, number: int = 0) -> Batch:
-        return self.dataset.batch(draw(self.indices, size, generator(self.seed, role, number, step)))
+    def take(self, size: int, role: str, step: int, number: int = 0, half: int | None = None) -> Batch:
+        indices = self.indices if half is None else self.indices[half::2]
+        if len(indices) == 0:
+            raise ValueError(f"The server needs two samples or more, one for each half. Found {len(self.indices)}.")
+        role = role if half is None else f"{role}, half {half}"
+        return self.dataset.batch(draw(indices, size, generator(self.seed, role, number, step)))
 
 
 class LoaderSamples:
@@ -38,15 +48,21 @@ class LoaderSamples:
         self._device = device
         self._rule = rule
         self._iterator: Iterator[Sequence[Tensor]] = iter(())
-        self._rest: Batch | None = None  # of the last batch, not taken yet
+        self._rest: dict[int | None, list[Batch]] = {None: [], 0: [], 1: []}  # not taken yet, by half
 
-    def take(self, size: int, role: str, step: int, number: int = 0) -> Batch:
-        """The next `size` samples; what they are for makes no difference."""
+    def take(self, size: int, role: str, step: int, number: int = 0, half: int | None = None) -> Batch:
+        """The next `size` samples; what they are for makes no difference.
+
+        The content of a sample decides which half it is in, however often and in whatever order it returns.
+        """
         taken: list[Batch] = []
         while size > 0:
-            batch = self._rest or self._next()
+            if not self._rest[half]:
+                self._refill(half)
+            batch = self._rest[half].pop(0)
             now, later = (Batch(*(part[where] for part in batch)) for where in (slice(size), slice(size, None)))
-            self._rest = later if len(later.targets) else None
+            if len(later.targets):
+                self._rest[half].insert(0, later)
             taken.append(now)
             size -= len(now.targets)
         if len(taken) == 1:
@@ -58,6 +74,21 @@ class LoaderSamples:
             raise ValueError(
                 f"A Server needs samples of one shape. Found inputs of {shapes} in batches. Pad all to one length."
             ) from None
+
+    def _refill(self, half: int | None) -> None:
+        if half is None:
+            return self._rest[None].append(self._next())
+        seen = 0
+        while not self._rest[half]:
+            batch = self._rest[None].pop(0) if self._rest[None] else self._next()
+            halves = torch.tensor([half_of(*sample) for sample in zip(*batch, strict=True)], device=self._device)
+            for number in (0, 1):
+                if bool((halves == number).any()):
+                    self._rest[number].append(Batch(*(part[halves == number] for part in batch)))
+            seen += len(halves)
+            if seen > ONE_SIDED:
+                raise ValueError(f"{self._rule} needs different samples on the server. Found {seen} copies of a few.")
+        return None
 
     def _next(self) -> Batch:
         if self._batches is None:
@@ -87,3 +118,9 @@ class LoaderSamples:
                 f"Found {len(inputs)} inputs and {len(targets)} targets in a batch."
             )
         return Batch(inputs, targets)
+
+
+def half_of(*parts: Tensor) -> int:
+    """0 or 1, by the content of a sample."""
+    content = b"".join(part.detach().reshape(-1).view(torch.uint8).cpu().numpy().tobytes() for part in parts)
+    return hashlib.blake2b(content, digest_size=1).digest()[0] % 2

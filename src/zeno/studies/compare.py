@@ -12,7 +12,7 @@ from zeno.training.run import Run
 from zeno.training.settings import from_settings, make_rule, pop_rule_settings
 
 RULES = ("mean", "median", "krum", "zeno", "zeno_auto")  # the paper's, and Zeno without tuning
-DEFAULTS: Mapping[str, Any] = {"faulty": 12, "steps": 200, "eval_every": 10, "zeno_batch_size": 32}
+DEFAULTS: Mapping[str, Any] = {"faulty": 12, "steps": 200, "eval_every": 10, "zeno_batch_size": 64}
 WITHOUT_FAULTS = "mean without faults"
 
 

@@ -23,12 +23,13 @@ from zeno.studies.processes import Failed
 from zeno.studies.sweep import Job, OnRecord, Outcome, OutcomeFile, Results, ignore, missing, sweep
 from zeno.training.dry_run import dry_run
 from zeno.training.run import Run
-from zeno.training.settings import from_settings, make_fault, pop_rule_settings
+from zeno.training.settings import from_settings, make_fault, make_rule, pop_rule_settings
 
 MATRIX_FILE = "matrix.toml"
 CELLS_FILE = "cells.jsonl"
 ALL = "all"
-REFERENCE = "mean of the good workers"  # the faulty ones crash; the good ones draw the same batches as in every cell
+GOOD_ALONE = "good workers alone"  # their mean; the faulty ones crash, the good ones draw the same batches as elsewhere
+SERVER_ALONE = "server alone"  # its own gradient on as many samples as rules may use; all workers crash
 DEFAULTS: Mapping[str, Any] = {
     "rule": (
         "mean",
@@ -47,7 +48,7 @@ DEFAULTS: Mapping[str, Any] = {
     "faulty": (8, 12, 16, 19),
     "seeds": 1,
     "steps": 200,
-    "zeno_batch_size": 32,
+    "zeno_batch_size": 64,
 }
 
 
@@ -100,9 +101,9 @@ def plan(settings: Mapping[str, Any]) -> Matrix:
     base = from_settings({**shared, "rule": "mean"})
     dry_run(base)
     for q in faulty:
-        if type(q) is not int or not 1 <= q < base.workers:
-            most = base.workers - 1
-            raise ValueError(f"A matrix needs faulty from 1 to workers - 1 = {most}. Found faulty={q!r}. Set --faulty.")
+        if type(q) is not int or not 1 <= q <= base.workers:
+            most = base.workers
+            raise ValueError(f"A matrix needs faulty from 1 to workers = {most}. Found faulty={q!r}. Set --faulty.")
     if type(seeds) is not int or seeds < 1:
         raise ValueError(f"A matrix needs seeds as a whole number of at least 1. Found seeds={seeds!r}.")
     if not (rules and faults and faulty):
@@ -110,19 +111,22 @@ def plan(settings: Mapping[str, Any]) -> Matrix:
 
     by_text: dict[str, list[Rule]] = {}  # for each number of faulty workers
     for text in rules:
-        each = [most_tolerant(text, {"trim": q, **rule_settings}, base.workers) for q in faulty]
+        each = [most_tolerant(text, {"trim": min(q, base.workers - 1), **rule_settings}, base.workers) for q in faulty]
         if each not in by_text.values():
             by_text[text] = each
 
-    def jobs(place: Place, rule: Rule, fault: Fault) -> list[Job]:
-        name, run = ", ".join(map(str, place)), replace(base, faulty=place.faulty, rule=rule, fault=fault)
-        return [Job(f"{name} faulty, seed {n}", replace(run, seed=n)) for n in range(base.seed, base.seed + seeds)]
+    def jobs(faulty: int, name: str, rule: Rule, fault: Fault) -> list[Job]:
+        run = replace(base, faulty=faulty, rule=rule, fault=fault)
+        names = {n: f"{name}, {faulty} faulty, seed {n}" for n in range(base.seed, base.seed + seeds)}
+        return [Job(name, replace(run, seed=n)) for n, name in names.items()]
 
+    server = make_rule("server_alone", {k: v for k, v in rule_settings.items() if k == "zeno_batch_size"})
     cells: dict[Place, list[Job]] = {}
     for k, q in enumerate(faulty):
         parts = {Place(text, f, q): (each[k], faults[f]) for text, each in by_text.items() for f in faults}
-        parts = {Place(REFERENCE, None, q): (Mean(), Crash()), **parts}
-        cells |= {place: jobs(place, *part) for place, part in parts.items()}
+        cells[Place(GOOD_ALONE, None, q)] = jobs(q, GOOD_ALONE, Mean(), Crash())
+        cells[Place(SERVER_ALONE, None, q)] = jobs(base.workers, SERVER_ALONE, server, Crash())
+        cells |= {place: jobs(q, f"{place.rule}, {place.fault}", *part) for place, part in parts.items()}
     return Matrix(settings, tuple(by_text), tuple(faults), tuple(faulty), seeds, base, cells)
 
 
@@ -153,11 +157,11 @@ def grids(matrix: Matrix, results: Results) -> list[Grid]:
     entries = {place: _entry(place, jobs, results) for place, jobs in matrix.cells.items()}
     run, found = matrix.base, []
     for q in matrix.faulty:
-        reference = entries[Place(REFERENCE, None, q)]
+        controls = [(entries[Place(name, None, q)],) * len(matrix.faults) for name in (GOOD_ALONE, SERVER_ALONE)]
         rows = [tuple(entries[Place(rule, fault, q)] for fault in matrix.faults) for rule in matrix.rules]
         seeds = "1 seed" if matrix.seeds == 1 else f"{matrix.seeds} seeds"
         title = f"{run.task}, {q} of {run.workers} workers faulty, {run.steps} steps, {seeds}"
-        found.append(Grid(title, q, matrix.faults, ((reference,) * len(matrix.faults), *rows)))
+        found.append(Grid(title, q, matrix.faults, (*controls, *rows)))
     return found
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT_RULE = "zeno_auto"  # on the command line; that of `Run` is the paper's
 PAPER_TRIM = 4  # b of Krum and Zeno in the paper's runs without faults
-RULE_SETTINGS = {"trim": ("trim", "faulty"), "rho": ("rho",), "zeno_batch_size": ("batch_size",)}
+RULE_SETTINGS = {"trim": ("trim", "faulty"), "rho": ("rho",), "zeno_batch_size": ("batch_size", "samples")}
 """Settings that set a parameter of the rule, with the names that rules have for it."""
 
 LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {

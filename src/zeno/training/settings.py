@@ -14,8 +14,6 @@ from zeno.records import toml
 from zeno.rules import PARTS, RULES, Rule, chain
 from zeno.training.run import DEFAULT_RULE, PAPER_TRIM, RULE_SETTINGS, Run, check_values, kind_of
 
-OLD_ZENO_AUTO = "zeno(trim='auto', rho='auto', batch_size='auto', memory=0.97, warm_up=20)"  # in results of 0.1
-
 
 def from_settings(settings: Mapping[str, Any]) -> Run:
     """A Run from plain values, as in a TOML file or on the command line. Errors name the setting that is wrong."""
@@ -60,8 +58,7 @@ def make_rule(text: str, settings: Mapping[str, Any] = NOTHING, defaults: Mappin
         return {p: value for name, value in values.items() for p in RULE_SETTINGS[name] if p in names}
 
     def make(part: str, names: Mapping[str, Any]) -> Any:
-        auto = {p: default for p, default in names.items() if default == "auto"}  # the rule finds these itself
-        return build("rule", part, known, {**of(names, {"trim": PAPER_TRIM, **defaults}), **auto}, of(names, settings))
+        return build("rule", part, known, of(names, {"trim": PAPER_TRIM, **defaults}), of(names, settings))
 
     return chain(*map(make, texts, parameters))
 
@@ -85,7 +82,7 @@ def values_in(text: str) -> dict[str, Any]:
 
     Settings that are not in the text, such as those that an older version did not have, are at their defaults.
     """
-    written = toml.loads(text.replace(OLD_ZENO_AUTO, "zeno_auto"))
+    written = toml.loads(text)
     values = {**written, **{name: value for name, value in _defaults().items() if name not in written}}
     for f in fields(Run):
         if kind_of(f) is float:

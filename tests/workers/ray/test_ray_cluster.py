@@ -658,8 +658,6 @@ def test_ctrl_c_stops_the_actors_saves_a_checkpoint_and_says_how_to_go_on(tmp_pa
     settings = [
         "--workers",
         "4",
-        "--trim",
-        "2",
         "--steps",
         "100000",
         "--cluster",
@@ -690,7 +688,7 @@ def test_ctrl_c_stops_the_actors_saves_a_checkpoint_and_says_how_to_go_on(tmp_pa
     assert set(addresses) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
     done = len(read(tmp_path / "run"))
-    run = from_settings({"workers": 4, "trim": 2, "steps": done + 5})
+    run = from_settings({"workers": 4, "steps": done + 5})
     assert zeno.train(run, tmp_path / "run", execution=ON_RAY, resume=True) == zeno.train(run)
 
 

@@ -1,0 +1,314 @@
+"""ZenoAuto: what the mixture is, who is in it, what is remembered, and what it guarantees."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import zeno
+from support.oracle import FakeOracle
+from zeno.rules.zeno_auto import Memory, trust
+
+D = 400
+TRUTH = torch.linspace(-1.0, 1.0, D)
+
+
+def noise(seed: int, rows: int = 1, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(rows, D, generator=torch.Generator().manual_seed(seed))
+
+
+def oracle(step: int, scale: float = 1.0) -> FakeOracle:
+    """Halves of the server's samples around the truth; the loss falls by <u, truth>, less a curvature."""
+    return FakeOracle(
+        lambda rows: rows.double() @ TRUTH.double() - 0.5 * rows.double().square().sum(dim=1),
+        halves=TRUTH + noise(10_000 + step, 2, scale),
+    )
+
+
+def train(candidates: list[Tensor], rule: zeno.Rule | None = None, scale: float = 1.0) -> list[zeno.Aggregate]:
+    """The aggregates of these steps, each with the state of the one before."""
+    found: list[zeno.Aggregate] = []
+    for step, sent in enumerate(candidates):
+        state = found[-1].state if found else None
+        found.append((rule or zeno.ZenoAuto())(sent, oracle(step, scale), state))
+    return found
+
+
+def good(step: int, rows: int = 1, scale: float = 1.0) -> Tensor:
+    return TRUTH + noise(step, rows, scale)
+
+
+# The mixture
+
+
+def slow_reference(steps: list[Tensor], halves: list[Tensor], decay: float) -> Tensor:
+    """The weights of the workers, the choice and the server, from whole vectors and sums over all steps."""
+    m = len(steps[0])
+    weights = torch.eye(m + 2).double()[-1]  # before the first step
+    for n in range(1, len(steps) + 1):
+        powers = torch.tensor([decay ** (n - 1 - t) for t in range(n)]).double()
+        powers /= powers.sum()
+        columns, target = torch.zeros(m + 2, D).double(), torch.zeros(D).double()
+        for power, sent, (own, judge) in zip(powers, steps[:n], [half.double() for half in halves[:n]], strict=True):
+            columns += power * torch.cat([sent.double(), fltrust_of(sent.double(), own)[None], own[None]])
+            target += power * judge
+        found = nearest_by_descent(torch.cat([columns, torch.zeros(1, D)]) - target)[:-1]
+        found[found < 0.02 / m] = 0
+        rest = (1 - found.sum()) * weights
+        room = (columns[-1].norm() - (found @ columns).norm()) / (rest @ columns).norm()
+        weights = found + float(room.nan_to_num(0).clamp(0, 1)) * rest
+        weights[weights < 0.02 / m] = 0
+    return weights
+
+
+def nearest_by_descent(errors: Tensor) -> Tensor:
+    products, weights = errors @ errors.T, torch.full((len(errors),), 1 / len(errors)).double()
+    rate = 1 / float(torch.linalg.eigvalsh(products)[-1])
+    for _ in range(20_000):
+        weights = onto_simplex(weights - rate * products @ weights)
+    return weights
+
+
+def fltrust_of(sent: Tensor, own: Tensor) -> Tensor:
+    return zeno.FLTrust()(sent, FakeOracle(gradient=own)).update
+
+
+def onto_simplex(point: Tensor) -> Tensor:
+    ordered = point.sort(descending=True).values
+    sums = ordered.cumsum(0) - 1
+    counts = torch.arange(1, len(point) + 1)
+    last = int((ordered - sums / counts > 0).sum())
+    return (point - sums[last - 1] / last).clamp(min=0)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9])
+def test_the_weights_are_those_of_the_formula(decay: float) -> None:
+    bias = noise(77)
+    steps = [torch.cat([good(step, 3), good(50 + step, 2) + bias]).double() for step in range(4)]
+    found = train(steps, zeno.ZenoAuto(memory=decay))[-1]
+    halves = [oracle(step).half_gradients() for step in range(4)]
+    expected = slow_reference(steps, halves, decay)
+    weights = expected[:5] + expected[5] * trust(steps[-1], halves[-1][0].double())
+    torch.testing.assert_close(found.weights, weights, atol=3e-3, rtol=0)
+    assert found.own == pytest.approx(float(expected[6]), abs=3e-3)
+    own, judge = halves[-1].double()
+    update = found.weights @ steps[-1] + found.own * (own + found.own / 2 * (judge - own))
+    torch.testing.assert_close(found.update, update)
+
+
+def test_a_bias_is_found_though_noise_hides_it_at_every_single_step() -> None:
+    bias = 0.4 * noise(99)[0]
+    steps = [torch.cat([good(100 + t, 3), good(200 + t, 12) + bias]) for t in range(30)]
+    last = train(steps)[-1]
+    assert float(last.weights[:3].sum()) > 4 * float(last.weights[3:].sum()), "3 good workers of 15"
+    assert train(steps, zeno.ZenoAuto(memory=0.0))[-1].weights[3:].sum() > last.weights[3:].sum() + 0.2
+
+
+def test_workers_with_different_data_are_mixed() -> None:
+    parts = torch.randn(4, D, generator=torch.Generator().manual_seed(5))
+    parts = parts - parts.mean(dim=0) + TRUTH  # each is far from the truth, their mean is the truth
+    last = train([parts + noise(300 + t, 4, 0.1) for t in range(20)])[-1]
+    assert last.weights.tolist() == pytest.approx([0.25] * 4, abs=0.08)
+
+
+def test_copies_share_one_weight_and_huge_candidates_get_none() -> None:
+    steps = [torch.cat([good(t), good(40 + t), good(80 + t).repeat(3, 1), noise(60 + t, 1, 1e30)]) for t in range(20)]
+    weights = train(steps)[-1].weights
+    assert float(weights[5]) == 0
+    assert weights[2:5].tolist() == pytest.approx([float(weights[2])] * 3)
+    assert float(weights[2:5].sum()) < 2 * float(weights[0])
+
+
+@pytest.mark.parametrize("sent", ["nan", "reversed", "zero", "huge"])
+def test_with_all_workers_faulty_the_server_trains_on_its_own_gradient(sent: str) -> None:
+    factor = {"nan": math.nan, "reversed": -3.0, "zero": 0.0, "huge": -1e38}[sent]
+    last = train([(factor * good(t, 5)).clamp(-3e38, 3e38) for t in range(20)], scale=0.3)[-1]
+    own = oracle(19, 0.3).half_gradients().mean(dim=0)
+    assert last.own > 0.9
+    assert float((last.update - own).norm() / own.norm()) < 0.15
+    assert not last.kept.any()
+
+
+def test_when_other_workers_are_faulty_at_every_step_the_choice_of_the_step_counts() -> None:
+    def sent(step: int) -> Tensor:
+        rows = good(400 + step, 8, 0.3)
+        rows[(torch.arange(8) + step) % 2 == 0] *= -1
+        return rows
+
+    found = train([sent(t) for t in range(30)], scale=0.7)
+    faulty = (torch.arange(8) + 29) % 2 == 0
+    assert float(found[-1].weights[~faulty].sum()) > 3 * float(found[-1].weights[faulty].sum())
+    errors = [float((one.update - TRUTH).norm()) for one in found[10:]]
+    of_server = [float((oracle(t, 0.7).half_gradients().mean(dim=0) - TRUTH).norm()) for t in range(10, 30)]
+    assert sum(errors) < 0.6 * sum(of_server)
+
+
+# The guard
+
+
+def test_a_worker_that_turns_is_not_believed() -> None:
+    steps = [good(t, 4, 0.1) for t in range(50)]
+    steps.append(-10 * good(50, 4, 0.1))
+    last = train(steps, scale=2.0)[-1]
+    assert last.own == 1.0
+    assert not last.kept.any()
+    assert float((last.update - TRUTH).norm()) < 2.0 * math.sqrt(D)
+
+
+def test_fresh_samples_are_asked_only_where_a_doubt_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    fresh = FakeOracle.fresh_descents
+
+    def counting(self: FakeOracle, candidates: list[Tensor], samples: int) -> Tensor:
+        asked.append(samples)
+        return fresh(self, candidates, samples)
+
+    monkeypatch.setattr(FakeOracle, "fresh_descents", counting)
+    train([good(t, 4, 0.1) for t in range(5)], zeno.ZenoAuto(samples=12), scale=0.1)
+    assert asked == []
+    train([-good(t, 4, 0.1) for t in range(3)], zeno.ZenoAuto(samples=12), scale=0.1)
+    assert asked == []  # the server's own gradient is taken, and leaves none
+    train([good(t, 4, 0.1) * (-9.0 if t == 4 else 1.0) for t in range(5)], zeno.ZenoAuto(samples=12), scale=2.0)
+    assert asked == [6]
+
+
+# Memory
+
+
+def test_a_worker_that_is_absent_keeps_its_mean_error() -> None:
+    bias = noise(99)[0]
+    steps = [torch.cat([good(t, 3), good(50 + t) + bias]) for t in range(12)]
+    for step in steps[6:11]:
+        step[3] = math.nan
+    found = train(steps)
+    before, after = (Memory(**found[t].state).errors[3] for t in (5, 10))  # type: ignore[arg-type]
+    assert torch.equal(before, after)
+    assert Memory(**found[-1].state).counts.tolist() == [12, 12, 12, 7]  # type: ignore[arg-type]
+    assert float(found[-1].weights[3]) < 0.5 * float(found[-1].weights[:3].mean()), "its bias is remembered"
+    assert all(float(one.weights[3]) == 0 for one in found[6:11])
+
+
+def test_workers_can_join_late_and_cannot_disappear() -> None:
+    first = train([good(t, 3) for t in range(10)])[-1]
+    joined = zeno.ZenoAuto()(good(10, 5), oracle(10), first.state)
+    assert Memory(**joined.state).counts.tolist() == [11, 11, 11, 1, 1]  # type: ignore[arg-type]
+    assert 0 < float(joined.weights[3:].sum()) < float(joined.weights[:3].sum())
+    with pytest.raises(ValueError, match=r"A memory of 3 workers does not fit 2. Pass NaN for workers that left."):
+        zeno.ZenoAuto()(good(11, 2), oracle(11), first.state)
+
+
+def test_the_memory_is_sketches_of_the_workers_and_three_more() -> None:
+    m, k, d = 6, 64, 5000
+    rows = torch.randn(m, d)
+    state = zeno.ZenoAuto(sketch=k)(rows, FakeOracle(gradient=torch.randn(d)), None).state
+    assert isinstance(state, dict)
+    numbers = sum(value.numel() for value in state.values() if isinstance(value, Tensor))
+    assert numbers == (m + 3) * k + 2 * m + 2
+
+
+def test_the_signs_are_the_servers_secret() -> None:
+    """They follow from its samples, so that a run can be repeated, and nobody else can know them."""
+    sent = good(0, 3)
+    seeds = {zeno.ZenoAuto()(sent, oracle(step)).state["seed"] for step in (0, 0, 1)}  # type: ignore[index]
+    assert len(seeds) == 2
+
+
+@pytest.mark.parametrize("k", [64, 200])
+def test_short_sketches_find_the_same(k: int) -> None:
+    bias = noise(99)[0]
+    steps = [torch.cat([good(100 + t, 3), good(200 + t, 6) + bias]) for t in range(30)]
+    exact, sketched = (train(steps, zeno.ZenoAuto(sketch=size))[-1] for size in (16_384, k))
+    assert float(sketched.weights[3:].sum()) < 0.2
+    assert float((sketched.update - exact.update).norm() / exact.update.norm()) < 0.5
+
+
+# The guarantee of docs/zeno-auto.md, for whole vectors: these sketches are exact
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 8), st.integers(0, 2**32), st.floats(0, 100), st.floats(0.01, 10))
+def test_no_candidates_make_the_mixture_worse_than_the_bounds(m: int, seed: int, size: float, spread: float) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    halves = TRUTH + spread * torch.randn(2, D, generator=rng)
+    sent = size * torch.randn(m, D, generator=rng) + torch.randint(-1, 2, (m, 1), generator=rng) * TRUTH
+    found = zeno.ZenoAuto()(sent, FakeOracle(gradient=halves.mean(0), halves=halves))
+    off, apart = float((halves[1] - TRUTH).norm()), float((halves[0] - halves[1]).norm())
+    error = float((found.weights.float() @ sent + found.own * halves[0] - TRUTH).norm())
+    assert error <= 1.02 * (off + 3 * apart)
+    weights = torch.rand(20, m, generator=rng)
+    mixtures = weights / weights.sum(dim=1, keepdim=True) @ sent
+    best = min(float((mixture - TRUTH).norm()) for mixture in [*sent, *mixtures])
+    assert error <= 1.02 * (2 * best + 3 * off + apart)
+
+
+ATTACKS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "reversed": lambda gradient, t: -2 * gradient,
+    "biased": lambda gradient, t: gradient + 0.5 * noise(7)[0],
+    "random": lambda gradient, t: gradient + noise(5000 + t, 1, 3.0)[0],
+    "alternating": lambda gradient, t: gradient * (1 + 5 * (-1) ** t),
+    "huge": lambda gradient, t: 1e20 * noise(6000 + t)[0],
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("num_good", [0, 1, 6])
+def test_the_bounds_hold_while_training_on_a_quadratic(attack: str, num_good: int) -> None:
+    """F(x) = (x - TRUTH)' H (x - TRUTH) / 2, with noise in every gradient; everything is computed anew here."""
+    curvature, lr, decay, x = torch.linspace(0.1, 1.0, D), 0.1, 0.9, torch.zeros(D)
+    state, squares = None, []
+    means: dict[str, Tensor] = {}
+    for t in range(120):
+        gradient = curvature * (x - TRUTH)
+        halves = gradient + noise(20_000 + t, 2, 0.5)
+        sent = torch.cat([gradient + noise(30_000 + t, num_good, 0.3), ATTACKS[attack](gradient, t).repeat(4, 1)])
+        found = zeno.ZenoAuto(memory=decay)(sent, quadratic(x, curvature, halves), state)
+        state, x = found.state, x - lr * found.update
+        columns = torch.cat([sent, fltrust_of(sent, halves[0])[None], halves[:1]])
+        now = {"errors": columns - gradient, "judge": halves[1] - gradient, "truth": gradient}
+        rate = (1 - decay) / (1 - decay ** (t + 1))
+        means = {name: means.get(name, 0 * one) + rate * (one - means.get(name, 0 * one)) for name, one in now.items()}
+        weights = Memory(**found.state).weights.float()  # type: ignore[arg-type]
+        error = float((weights @ means["errors"] - (1 - weights.sum()) * means["truth"]).norm())
+        off, apart = float(means["judge"].norm()), float((means["errors"][-1] - means["judge"]).norm())
+        assert error <= 1.02 * (off + 3 * apart)
+        if num_good:
+            best = float(means["errors"][:num_good].mean(dim=0).norm())
+            assert error <= 1.02 * (2 * best + 3 * off + apart)
+        squares.append(error**2)
+    variance = 0.5**2 * D * (1 - decay) / (1 + decay)  # of the decayed mean of one half's gradient
+    assert sum(squares[20:]) / 100 <= 1.1 * (1 + 3 * math.sqrt(2)) ** 2 * variance, "on average"
+    assert sum(squares[20:]) / 100 <= 2 * variance, "in fact it is much better"
+    assert float((curvature * (x - TRUTH)).norm()) < 0.2 * float((curvature * TRUTH).norm()), "it converges"
+
+
+def quadratic(x: Tensor, curvature: Tensor, halves: Tensor) -> FakeOracle:
+    def descents(rows: Tensor) -> Tensor:
+        off, after = (x - TRUTH).double(), (x - TRUTH).double() - 0.1 * rows.double()
+        return (curvature * (off.square() - after.square())).sum(dim=1) / 2
+
+    return FakeOracle(descents, halves=halves)
+
+
+# Errors
+
+
+def test_mistakes_are_explained() -> None:
+    with pytest.raises(ValueError, match=r"ZenoAuto needs samples as a whole number of at least 2. Found samples=1"):
+        zeno.ZenoAuto(samples=1)
+    with pytest.raises(ValueError, match=r"memory as a number of at least 0 and below 1. Found memory=1"):
+        zeno.ZenoAuto(memory=1)
+    with pytest.raises(ValueError, match=r"needs an oracle for the server's samples. Found None"):
+        zeno.ZenoAuto()(good(0, 3))
+    with pytest.raises(ValueError, match="needs the candidates as received, to know whose they are"):
+        zeno.chain(zeno.NNM(faulty=1), zeno.ZenoAuto())(good(0, 4), oracle(0))
+    with pytest.raises(ValueError, match=r"needs 2 gradients of 400 numbers. Found shape \[2, 3\]"):
+        zeno.ZenoAuto()(good(0, 4), FakeOracle(gradient=[1.0, 2.0, 3.0]))
+
+
+def test_the_server_alone_ignores_the_workers() -> None:
+    found = zeno.ServerAlone()(torch.tensor([[math.nan, 1.0], [5.0, 5.0]]), FakeOracle(gradient=[1.0, -2.0]))
+    assert (found.update.tolist(), found.own, found.kept.tolist()) == ([1.0, -2.0], 1.0, [False, False])
