@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Dialog, Page, Playwright, expect, sync_playwright
 
-from support.made_runs import FAULTY_ONES, HOSTILE, append, big_page, made, run_of, watched, write
+from support.made_runs import FAULTY_ONES, HOSTILE, append, big_page, made, run_of, watched, weighted, write
 from zeno.records.record import Record
 from zeno.report.page.html import build
 from zeno.workers.reply import ErrorKind, ReplyError
@@ -27,7 +28,7 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-GOOD_ONES = [worker for worker in range(12) if worker not in (*FAULTY_ONES, 1, 3, 9)]
+GOOD_ONES = [worker for worker in range(12) if worker not in (*FAULTY_ONES, 1, 9)]
 
 # Mean lightness (0 to 255) of each row of the map, over the middle of its height.
 LIGHTNESS = """() => {
@@ -229,8 +230,6 @@ def test_hovering_shows_worker_step_score_and_rank(window: Open, report: str) ->
         assert "Worker 9, step 42: no usable reply (raised ValueError: no)." in shown.text("#readout")
         shown.page.mouse.move(*shown.cell(1, 55))
         assert "step 55: not asked (quarantined)" in shown.text("#readout")
-        shown.page.mouse.move(*shown.cell(3, 60))
-        assert "step 60: received, but not judged by the rule" in shown.text("#readout")
         shown.page.mouse.move(*shown.cell(0, 30))
         assert "step 30: no update at this step (nobody answered), score" in shown.text("#readout")
         shown.page.mouse.move(*shown.cell(0, 2))
@@ -240,6 +239,53 @@ def test_hovering_shows_worker_step_score_and_rank(window: Open, report: str) ->
 
 def _score(text: str) -> float:
     return float(re.findall(r"score (-?[\d.]+\d)", text)[0])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_workers_with_a_small_weight_are_darker_and_the_server_has_a_row(window: Open, scheme: str) -> None:
+    with window(build([run_of(weighted())]), scheme=scheme) as shown:
+        rows = shown.lightness()
+        assert len(rows) == 13
+        assert rows[0] > rows[3] + 20 > rows[6] + 40 > rows[11] + 60
+        assert rows[11] > max(rows[w] for w in FAULTY_ONES)
+        legend = shown.text("#map-legend")
+        assert "kept; darker: a smaller share of the update, compared with the largest at that step" in legend
+        assert "server: none, half or all of the update is its own gradient" in legend
+        assert "subtracted" in legend
+        assert shown.tile("server's share") == "25.0 %"
+
+
+def test_hovering_shows_weights_and_the_share_of_the_server(window: Open) -> None:
+    with window(build([run_of(weighted())])) as shown:
+        for row, step, text in (
+            (0, 10, "Worker 0, step 10: kept, weight 0.2, score "),
+            (6, 10, "Worker 6, step 10: kept, weight 0.1, score "),
+            (4, 10, "Worker 4, step 10: kept, weight -0.1 (subtracted), score "),
+            (2, 10, "Worker 2, step 10: dropped, score "),
+            (12, 10, "Server, step 10: its own gradient has a share of 0.25 in the update."),
+            (12, 30, "Server, step 30: no update at this step (nobody answered)."),
+        ):
+            shown.page.mouse.move(*shown.cell(row, step, rows=13))
+            assert shown.text("#readout").startswith(text)
+            assert shown.text("#readout").endswith("The server's own share is 0.25.") == (row < 12)
+        shown.page.mouse.click(*shown.cell(12, 10, rows=13))
+        assert not shown.page.is_visible("#worker-part"), "the server is not a worker"
+        shown.page.select_option("#show", "suspects")
+        assert len(shown.lightness()) == 3
+
+
+def test_equal_weights_look_as_records_without_weights(window: Open, report: str) -> None:
+    equal = [
+        record if record.kept is None else replace(record, weights=[kept / 7 for kept in record.kept])
+        for record in made()
+    ]
+    with window(report) as shown:
+        before, legend = shown.axis("map"), shown.text("#map-legend")
+    with window(build([run_of(equal)])) as shown:
+        assert (shown.axis("map"), shown.text("#map-legend")) == (before, legend)
+        shown.page.mouse.move(*shown.cell(0, 10))
+        assert "kept, weight 0.14, score" in shown.text("#readout")
+        assert "server" not in shown.text("#tiles") + shown.text("#readout")
 
 
 def test_sort_filter_and_pick(window: Open, report: str) -> None:
@@ -509,7 +555,8 @@ def test_200_workers_by_10_000_steps_open(window: Open, record_property: Callabl
         print(f"200 workers x 10,000 steps: drawn after {time.perf_counter() - start:.2f} s")
         assert shown.tile("steps") == "10,000"
         rows = shown.lightness()
-        assert len(rows) == 200
+        assert len(rows) == 201  # with the server
+        rows = rows[:200]
         assert max(rows[::10]) + 60 < min(row for worker, row in enumerate(rows) if worker % 10)
-        shown.page.mouse.move(*shown.cell(10, 7000, rows=200, steps=10_000))
+        shown.page.mouse.move(*shown.cell(10, 7000, rows=201, steps=10_000))
         assert "Worker 10, step " in shown.text("#readout")

@@ -27,7 +27,7 @@ from zeno.report.page.pack import CELLS, bin_of, pack, packed_run
 from zeno.report.run_view import read_run, runs_in
 from zeno.workers.reply import ErrorKind, ReplyError
 
-KEPT, DROPPED, ERROR, UNJUDGED, NOT_ASKED, FAULTY, LATE = 1, 2, 4, 8, 16, 32, 64
+KEPT, DROPPED, ERROR, NOT_ASKED, FAULTY, LATE = 1, 2, 4, 8, 16, 32
 
 
 def data_of(html: str) -> Any:
@@ -80,7 +80,6 @@ def test_states_mark_dropped_workers_unless_no_worker_was_kept() -> None:
     assert not (state[:, [0, 1, 3]] & FAULTY).any()
     assert state[41, 9] == ERROR
     assert state[55, 1] == NOT_ASKED
-    assert state[60, 3] == UNJUDGED
     assert state[20, 4] & LATE
     assert state[10, 0] == KEPT
 
@@ -108,6 +107,28 @@ def test_a_rule_without_scores_has_kept_and_errors_only() -> None:
     assert np.isnan(unpacked(found["score"])).all()
 
 
+def test_weights_are_packed_as_parts_of_the_largest() -> None:
+    shown = Record(0, 0.1, [True, True, True, False], None, weights=[0.4, 0.1, -0.3, 0.0], own=0.8)
+    old = Record(1, 0.1, [True, True, True, False], None)
+    skipped = Record(2, 0.1, None, None, skipped="why")
+    own_only = Record(3, 0.1, [False] * 4, None, weights=[0.0] * 4, own=1.0)
+    found = pack([shown, old, skipped, own_only], 4, 1)
+    # 127 * 0.1 / 0.4 = 31.75, and 127 * 0.3 / 0.4 = 95.25.
+    assert unpacked(found["weight"], 4, 4).tolist() == [[127, 32, -95, 0], [0] * 4, [0] * 4, [0] * 4]
+    np.testing.assert_allclose(unpacked(found["largest"]), [0.4, math.nan, math.nan, math.nan], rtol=1e-6)
+    np.testing.assert_allclose(unpacked(found["own"]), [0.8, 0.0, math.nan, 1.0], rtol=1e-6)
+
+
+def test_weights_of_a_bin_are_means_over_the_steps_that_kept_or_dropped_the_worker() -> None:
+    died = {2: ReplyError(ErrorKind.DIED, "died")}
+    first = Record(0, 0.1, [True, True, True], None, weights=[0.5, 0.25, 0.25], own=0.0)
+    second = Record(1, 0.1, [True, False, False], None, weights=[0.75, 0.0, 0.0], own=0.25, errors=died)
+    found = pack([first, second], 3, 2)
+    # The means 0.625, 0.125 and 0.25 of a mean largest weight of 0.625: 127 * 0.2 = 25.4, and 127 * 0.4 = 50.8.
+    assert unpacked(found["weight"]).tolist() == [127, 25, 51]
+    assert (unpacked(found["largest"]).tolist(), unpacked(found["own"]).tolist()) == ([0.625], [0.125])
+
+
 def test_long_runs_are_binned_and_bins_are_means() -> None:
     records = made(steps=70)
     found = pack(records, 12, 8)
@@ -119,8 +140,8 @@ def test_long_runs_are_binned_and_bins_are_means() -> None:
             there = part[:, worker][~np.isnan(part[:, worker])]
             shown = unpacked(found["score"], 9, 12)[column, worker]
             assert shown == pytest.approx(there.mean(), rel=1e-4) if len(there) else np.isnan(shown)
-            judged = states[:, worker] & (KEPT | DROPPED)
-            share = (judged[judged > 0] == DROPPED).mean() if judged.any() else 0
+            counted = states[:, worker] & (KEPT | DROPPED)
+            share = (counted[counted > 0] == DROPPED).mean() if counted.any() else 0
             assert unpacked(found["share"], 9, 12)[column, worker] / 255 == pytest.approx(share, abs=0.003)
             assert unpacked(found["state"], 9, 12)[column, worker] == np.bitwise_or.reduce(states[:, worker])
     assert len(unpacked(found["accuracy"])) == 9
@@ -244,8 +265,13 @@ def test_records_of_an_old_version_are_shown(tmp_path: Path) -> None:
         {"errors": {"0": 5}},
         {"kept": [None] * 12},
         {"scores": ["1"] * 12},
-        {"unjudged": [1.0]},
+        {"quarantined": [1.0]},
         {"evaluated": None},
+        {"weights": [1.0]},
+        {"weights": [None] * 12},
+        {"weights": 1.0},
+        {"own": None},
+        {"own": "all"},
     ],
 )
 def test_records_with_wrong_types_or_sizes_are_not_shown(tmp_path: Path, broken: dict[str, object]) -> None:

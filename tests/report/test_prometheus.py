@@ -56,7 +56,7 @@ def test_metrics_sum_over_the_records() -> None:
     with running() as run:
         before = run.add()
         found = run.add(*RECORDS[:3])
-        later = run.add(WARM_UP, LAST)
+        later = run.add(WARM_UP, replace(LAST, own=0.5))
     assert before["zeno_steps_total"] == before["zeno_drops_total worker=3"] == 0
     assert not {"zeno_train_loss", "zeno_accuracy_ratio", "zeno_learning_rate"} & set(before)
     expected = {
@@ -81,9 +81,10 @@ def test_metrics_sum_over_the_records() -> None:
         "zeno_evidence_threshold": 400,
     }
     assert {name: found[name] for name in expected} == expected
-    assert [later[f"zeno_drops_total worker={worker}"] for worker in range(4)] == [0, 0, 2, 3]
+    assert [later[f"zeno_drops_total worker={worker}"] for worker in range(4)] == [0, 1, 2, 3]
     assert [later[f"zeno_quarantined_steps_total worker={worker}"] for worker in range(4)] == [0, 0, 1, 0]
     assert later["zeno_kept_workers"] == 1
+    assert (found["zeno_own_share_ratio"], later["zeno_own_share_ratio"]) == (0, 0.5)
     assert math.isnan(later["zeno_train_loss"])
     assert "zeno_accuracy_ratio" not in later, "the last evaluation had none"
 

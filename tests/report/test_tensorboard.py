@@ -51,10 +51,11 @@ def text(events: Any, tag: str) -> list[tuple[int, str]]:
 
 
 def test_tensorboard_has_the_scalars_of_every_step(tmp_path: Path) -> None:
-    write(tmp_path, RECORDS)
+    write(tmp_path, [replace(FIRST, own=0.5), *RECORDS[1:]])
     events = events_in(tmp_path)
     assert scalars(events, "lr") == [(0, 0.5), (1, 0.25), (2, 0.25), (3, 0.125), (4, 0.125)]
     assert scalars(events, "kept") == [(0, 2.0), (1, 2.0), (2, 0.0), (3, 0.0), (4, 1.0)]
+    assert scalars(events, "server/own_share") == [(0, 0.5), (1, 0.0), (3, 0.0), (4, 0.0)]
     assert scalars(events, "accuracy") == [(1, 0.75)]
     assert scalars(events, "train_loss")[0] == (1, 0.5)
     assert math.isnan(scalars(events, "train_loss")[1][1]), "evaluated, and not finite"

@@ -114,13 +114,16 @@ def _draw_worker_map(axes: Any, run: RunView) -> None:
     picture, suspects = WorkerMap(run.workers), run.ledger.suspects
     for record in run.records:
         picture.add(record)
-    extent = (-0.5, len(run.records) - 0.5, run.workers - 0.5, -0.5)
+    extent = (-0.5, len(run.records) - 0.5, run.workers + picture.has_server - 0.5, -0.5)
     axes.imshow(picture.image(), extent=extent, aspect="auto", interpolation="none")
     faulty = {row.worker for row in run.ledger.rows if row.faulty and row.faulty > 0.5}
     labelled = range(0, run.workers, 1 if run.workers <= MOST_LABELS else run.workers // 20)
     marks = [f"{'▶ ' if i in suspects else ''}{i}{' F' if i in faulty else ''}" for i in labelled]
-    axes.set_yticks([*labelled], marks, fontsize=6)
-    for label, i in zip(axes.get_yticklabels(), labelled, strict=True):
+    server = [run.workers] if picture.has_server else []
+    axes.set_yticks([*labelled, *server], [*marks, *["server"] * len(server)], fontsize=6)
+    for row in server:
+        axes.axhline(row - 0.5, color="white", linewidth=2)
+    for label, i in zip(axes.get_yticklabels(), labelled, strict=False):
         label.set(weight="bold" if i in suspects else "normal")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

@@ -49,7 +49,11 @@ class Grid:
     title: str
     faulty: int
     faults: tuple[str, ...]  # the columns
-    rows: tuple[tuple[Entry, ...], ...]  # one entry per fault; the first row is the reference
+    rows: tuple[tuple[Entry, ...], ...]  # one entry per fault; the first rows are controls, for all faults
+
+    @property
+    def num_controls(self) -> int:
+        return sum(row[0].fault is None for row in self.rows)
 
     @property
     def columns(self) -> list[str]:
@@ -63,12 +67,12 @@ class Grid:
 
     @property
     def cells(self) -> list[list[tuple[str, bool]]]:
-        """[rows][columns] the text, and whether it is the best rule of its column; the reference does not compete."""
+        """[rows][columns] the text, and whether it is the best rule of its column; controls do not compete."""
         values = self.values
         worst = ["-" if np.isnan(value) else f"{value:.1f}" for value in values[:, -1]]
         shown = np.array([[float(f"{value:.1f}") for value in row] for row in values])
-        best = shown == np.fmax.reduce(shown[1:], initial=0.0)
-        best[0] = False
+        best = shown == np.fmax.reduce(shown[self.num_controls :], initial=0.0)
+        best[: self.num_controls] = False
         return [
             list(zip([*map(str, entries), last], is_best, strict=True))
             for entries, last, is_best in zip(self.rows, worst, best.tolist(), strict=True)
@@ -140,7 +144,7 @@ def heat_map(grid: Grid, path: Path) -> None:
             shown.set(color="black" if light else "white", weight="bold" if best else "normal")
     axes.set_xticks(range(len(grid.columns)), grid.columns, rotation=40, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(len(names)), names)
-    axes.axhline(0.5, color="white", linewidth=3)  # separates the reference,
+    axes.axhline(grid.num_controls - 0.5, color="white", linewidth=3)  # separates the controls,
     axes.axvline(len(grid.faults) - 0.5, color="white", linewidth=3)  # and the worst of each row
     axes.set_xlabel(MARKS, fontsize=7)
     axes.tick_params(length=0)

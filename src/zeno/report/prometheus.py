@@ -67,7 +67,7 @@ class Metrics(AbstractContextManager["Metrics"]):
         yield _family("zeno_steps_total", "Steps made.", self._ledger.steps)
         yield _family("zeno_skipped_steps_total", "Steps that made no update.", self._skipped)
         yield _family("zeno_phase_seconds_total", "Seconds spent, by phase of a step.", self._seconds, "phase")
-        yield _family("zeno_drops_total", "Steps at which a worker was judged and not kept.", self._dropped, "worker")
+        yield _family("zeno_drops_total", "Steps at which a worker was asked and not kept.", self._dropped, "worker")
         yield _family("zeno_late_replies_total", "Replies after their step was over.", [row.late for row in rows])
         yield _family("zeno_quarantined_steps_total", "Steps in quarantine.", [row.quarantined for row in rows])
         yield _family("zeno_errors_total", "Steps without a usable reply, by kind.", errors, "worker", "kind")
@@ -77,6 +77,7 @@ class Metrics(AbstractContextManager["Metrics"]):
         if last is not None:
             yield _family("zeno_learning_rate", "Learning rate of the last step.", last.lr)
             yield _family("zeno_kept_workers", "Candidates kept at the last step.", sum(last.kept or []))
+            yield _family("zeno_own_share_ratio", "Share of the server's own gradient in the last step.", last.own)
             yield _family("zeno_workers", "Workers alive, late or lost.", last.workers, "state")
         if evaluated is not None:
             loss = math.nan if evaluated.train_loss is None else evaluated.train_loss

@@ -83,13 +83,13 @@ def _width(record: Record) -> int:
 def _fits(record: Record, workers: int) -> bool:
     """Whether a record has the types and sizes that a run with so many workers writes; a file may hold anything."""
     try:
-        optional = [record.samples, record.accuracy, record.train_loss, *(record.scores or ())]
-        numbers = [record.lr, *record.seconds.values(), *record.workers.values()]
+        optional = [record.accuracy, record.train_loss, *(record.scores or ())]
+        numbers = [record.lr, record.own, *(record.weights or ()), *record.seconds.values(), *record.workers.values()]
         numbers += [number for number in optional if number is not None]
-        lists = (record.unjudged, record.quarantined, record.late, record.faulty or [])
+        lists = (record.quarantined, record.late, record.faulty or [])
         named = [*record.errors, *(worker for some in lists for worker in some)]
         return (
-            all(len(row) == workers for row in (record.kept, record.scores) if row is not None)
+            all(len(row) == workers for row in (record.kept, record.scores, record.weights) if row is not None)
             and all(type(kept) is bool for kept in [*(record.kept or ()), record.evaluated])
             and all(isinstance(number, int | float) and math.isfinite(float(number)) for number in numbers)
             and all(type(some) is list for some in lists)

@@ -13,13 +13,14 @@ OPTIONAL = ("errors", "late", "quarantined", "made faulty")  # columns shown onl
 
 
 def run_table(runs: Sequence[RunView]) -> Table:
-    """One line per run."""
+    """One line per run; a caption has the server's share in the updates, if it has one."""
+    summaries = [summarize(run.records) for run in runs]
+    shares = [f"{run.name} {found.own:.1%}" for run, found in zip(runs, summaries, strict=True) if found.own]
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     result.add_column("rule", no_wrap=True)
     for heading in ("test\naccuracy", "train\nloss", "faulty\nkept", "faulty\nof kept", "s/step"):
         result.add_column(heading, justify="right", no_wrap=True)
-    for run in runs:
-        summary = summarize(run.records)
+    for run, summary in zip(runs, summaries, strict=True):
         diverged = summary.evaluations and summary.train_loss is None
         result.add_row(
             run.name,
@@ -29,6 +30,8 @@ def run_table(runs: Sequence[RunView]) -> Table:
             text_of(summary.faulty_among_kept, ".1%"),
             text_of(summary.seconds_per_step, ".4f"),
         )
+    if shares:
+        result.caption = f"mean share of the server's own gradient: {', '.join(shares)}"
     return result
 
 

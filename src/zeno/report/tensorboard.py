@@ -78,6 +78,8 @@ class TensorBoard(AbstractContextManager["TensorBoard"]):
 def _scalars(record: Record) -> Iterator[tuple[str, float]]:
     yield "lr", record.lr
     yield "kept", sum(record.kept or [])
+    if record.kept is not None:
+        yield "server/own_share", record.own
     if record.evaluated:
         yield "train_loss", math.nan if record.train_loss is None else record.train_loss
         if record.accuracy is not None:

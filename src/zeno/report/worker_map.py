@@ -1,4 +1,4 @@
-"""The worker map: worker x step, light for kept candidates, dark for dropped ones."""
+"""The worker map: worker x step, light for candidates with a large share of the update, dark for dropped ones."""
 
 import math
 from collections.abc import Sequence
@@ -15,11 +15,13 @@ DROPPED = 0.0, 0.4
 NOBODY_KEPT = 0.3, 1.0
 UNRANKED = 0.5  # the place of all workers where the rule does not rank
 ERROR = 0.85, 0.15, 0.15  # red
-NOT_JUDGED = 0.35, 0.5, 0.75  # blue
+NOT_ASKED = 0.35, 0.5, 0.75  # blue
 LEGEND = (
-    "One row per worker, 0 at the top; one column per step, or per few steps. Light: kept. Dark: dropped; the darker, "
-    "the lower its score was among the others. Red: no usable reply. Bluish: not judged (quarantined, or not examined "
-    "by the rule), over its last shade; or the step made no update."
+    "One row per worker, 0 at the top; one column per step, or per few steps. Light: kept; the darker, the smaller its "
+    "share of the update is, compared with the largest share at that step. Dark: dropped. Both are darker for lower "
+    "scores. Red: no usable reply. Bluish: not asked (quarantined), over its last shade; or no update. One more row at "
+    "the bottom, if updates contain the server's own gradient, shows its share: black for none, white for all of the "
+    "update."
 )
 
 
@@ -27,42 +29,46 @@ class WorkerMap:
     """Worker x step as an image of bounded size: once it is full, neighbouring columns are averaged in pairs."""
 
     def __init__(self, workers: int) -> None:
-        self._sums = np.zeros((MOST_COLUMNS, workers, 3))  # of colours, over the steps of a column
+        # Of colours, over the steps of a column. The last row is the server's.
+        self._sums = np.zeros((MOST_COLUMNS, workers + 1, 3))
         self._counts = np.zeros(MOST_COLUMNS)
         self._width = 1  # steps per column
-        self._last = np.full((workers, 3), NOT_JUDGED)  # each worker's colour when last judged
+        self._last = np.full((workers, 3), NOT_ASKED)  # each worker's colour when last asked
         self.steps = 0
+        self.has_server = False  # whether any update contains the server's own gradient
 
     def add(self, record: Record) -> None:
         if self.steps == MOST_COLUMNS * self._width:
             self._sums, self._counts = _in_pairs(self._sums), _in_pairs(self._counts)
             self._width *= 2
         column = self.steps // self._width
-        self._sums[column] += self._colours(record)
+        own = NOT_ASKED if record.kept is None else (record.own,) * 3
+        self._sums[column] += [*self._colours(record), np.clip(own, 0, 1)]
+        self.has_server |= record.own > 0
         self._counts[column] += 1
         self.steps += 1
 
     def _colours(self, record: Record) -> npt.NDArray[np.float64]:
-        """[m, 3] the colours of a step."""
-        not_judged = [*record.unjudged, *record.quarantined]
-        colours = np.full_like(self._last, NOT_JUDGED)
+        """[m, 3] the colours of the workers at a step."""
+        colours = np.full_like(self._last, NOT_ASKED)
         if record.kept is not None:
             places = _places(record.scores, len(colours))
-            of_dropped = DROPPED if any(record.kept) else NOBODY_KEPT
-            low, high = np.where(np.array(record.kept)[:, None], KEPT, of_dropped).T
-            colours[:] = (low + (high - low) * places)[:, None]
-            colours[not_judged] = (self._last[not_judged] + NOT_JUDGED) / 2
+            kept, dropped, nobody = (low + (high - low) * places for low, high in (KEPT, DROPPED, NOBODY_KEPT))
+            shares = _shares(record)
+            shades = shares * kept + (1 - shares) * dropped if any(record.kept) else nobody
+            colours[:] = shades[:, None]
+            colours[record.quarantined] = (self._last[record.quarantined] + NOT_ASKED) / 2
         colours[list(record.errors)] = ERROR
-        judged = np.setdiff1d(np.arange(len(colours)), not_judged)
-        self._last[judged] = colours[judged]
+        asked = np.setdiff1d(np.arange(len(colours)), record.quarantined)
+        self._last[asked] = colours[asked]
         return colours
 
     def image(self) -> npt.NDArray[np.uint8]:
-        """[height, width, 3]; each worker and each column is a few pixels wide."""
-        columns, workers = -(-self.steps // self._width), self._sums.shape[1]
-        means = self._sums[:columns] / self._counts[:columns, None, None]  # [columns, m, 3]
+        """[height, width, 3]; each row and each column is a few pixels wide."""
+        columns, rows = -(-self.steps // self._width), len(self._last) + self.has_server
+        means = self._sums[:columns, :rows] / self._counts[:columns, None, None]  # [columns, rows, 3]
         pixels: npt.NDArray[np.uint8] = np.round(255 * means).astype(np.uint8).transpose(1, 0, 2)
-        height, width = min(12, max(3, 400 // workers)), min(8, MOST_COLUMNS // max(1, columns))
+        height, width = min(12, max(3, 400 // rows)), min(8, MOST_COLUMNS // max(1, columns))
         return pixels.repeat(height, axis=0).repeat(width, axis=1)
 
 
@@ -70,6 +76,12 @@ def _in_pairs(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The sums of neighbouring pairs, padded with zeros to the same length."""
     sums = values[0::2] + values[1::2]
     return np.concatenate([sums, np.zeros_like(sums)])
+
+
+def _shares(record: Record) -> npt.NDArray[np.float64]:
+    """[m] 1 for the largest weight, 0 for dropped and subtracted candidates; 1 for all that were kept if not known."""
+    weights = np.array(record.kept if record.weights is None else record.weights, dtype=float)
+    return np.asarray(np.clip(weights / max(np.abs(weights).max(initial=0), 1e-300), 0, 1))
 
 
 def _places(scores: Sequence[float | None] | None, workers: int) -> npt.NDArray[np.float64]:

@@ -1,8 +1,9 @@
 "use strict";
 // Unpacks runs, see pack.py. Cells are [columns, workers]; a column is a bin of `bin` steps, usually one.
 
-const KEPT = 1, DROPPED = 2, ERROR = 4, UNJUDGED = 8, NOT_ASKED = 16, FAULTY = 32, LATE = 64;
-const KINDS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f4: Float32Array };
+const KEPT = 1, DROPPED = 2, ERROR = 4, NOT_ASKED = 8, FAULTY = 16, LATE = 32;
+const WHOLE = 127;  // the largest weight of a column
+const KINDS = { i1: Int8Array, u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f4: Float32Array };
 
 async function unpack({ kind, data }) {
   const text = atob(data);
@@ -58,9 +59,9 @@ class Run {
 
   // Adds a chunk: its columns replace existing ones from its first step on.
   async take(chunk) {
-    const { rank, state, score, ranked, lr, samples, accuracy, loss, seconds, alive, errors, skipped } = chunk;
-    const cells = { rank, state, score, ...(chunk.share && { share: chunk.share }) };
-    const found = await unpackAll({ cells, lines: { ranked, lr, samples, accuracy, loss }, seconds, alive, errors, skipped });
+    const { rank, state, score, weight, ranked, largest, lr, own, accuracy, loss, seconds, alive, errors, skipped } = chunk;
+    const cells = { rank, state, score, weight, ...(chunk.share && { share: chunk.share }) };
+    const found = await unpackAll({ cells, lines: { ranked, largest, lr, own, accuracy, loss }, seconds, alive, errors, skipped });
     const { name, settings, planned, notes, workers, bin, steps, summary, ledger, generation = 0 } = chunk;
     Object.assign(this, { name, settings, planned, notes, workers, bin, steps, summary, ledger, generation });
     const start = chunk.from / bin;
@@ -72,6 +73,7 @@ class Run {
     this.putTexts(found, chunk.texts, chunk.from);
     this.code = this.coded();
     this.ranks = this.lines.ranked.some((n) => n > 0);
+    this.hasServer = this.lines.own.some((share) => share > 0);
     this.typical = undefined;
   }
 
@@ -97,11 +99,12 @@ class Run {
     }
   }
 
-  // 0 to 249: how light a cell is, by its rank and by whether it was kept; 250 and above: special states.
-  // `under` is the last such shade of a worker, for cells that were not judged; NO_SHADE before the first.
+  // 0 to 249: how light a cell is, by its rank and by its share of the update; 250 and above: special states.
+  // `under` is the last such shade of a worker, for steps at which it was not asked; NO_SHADE before the first.
   coded() {
-    const { rank, state, share } = this.cells;
-    const ranked = this.lines.ranked;
+    const { rank, state, share, weight } = this.cells;
+    const { ranked, largest } = this.lines;
+    this.isWeighted = false;  // whether some worker was kept with a clearly smaller weight than another
     const code = new Uint8Array(state.length), under = new Uint8Array(state.length);
     const last = new Uint8Array(this.workers).fill(NO_SHADE);
     for (let c = 0, i = 0; c < this.columns; c++) {
@@ -109,17 +112,21 @@ class Run {
       for (let w = 0; w < this.workers; w++, i++) {
         const s = state[i];
         const place = rank[i] ? 1 - (rank[i] - 1) / lowest : ranked[c] ? 0 : 0.5;  // a missing score counts as the last place
-        const isPlaced = ranked[c] > 0 && !(s & (ERROR | NOT_ASKED | UNJUDGED));
+        const isPlaced = ranked[c] > 0 && !(s & (ERROR | NOT_ASKED));
         if (s & (KEPT | DROPPED) || rank[i] || isPlaced) {
-          const dropped = share ? share[i] / 255 : s & DROPPED ? 1 : 0;
-          code[i] = dropped * (110 * place) + (1 - dropped) * (150 + 99 * place);
+          const kept = share ? 1 - share[i] / 255 : s & DROPPED ? 0 : 1;
+          const isWeighed = s & (KEPT | DROPPED) && largest[c] > 0;  // not NaN
+          const carried = isWeighed ? Math.max(0, weight[i] / WHOLE) : kept;
+          if (carried < kept - 0.1) this.isWeighted = true;
+          code[i] = shade(place, carried);
           if (s & ERROR && this.bin === 1) code[i] = CODE_ERROR;
-        } else code[i] = s & ERROR ? CODE_ERROR : s & NOT_ASKED ? CODE_NOT_ASKED : s & UNJUDGED ? CODE_UNJUDGED : CODE_NONE;
+        } else code[i] = s & ERROR ? CODE_ERROR : s & NOT_ASKED ? CODE_NOT_ASKED : CODE_NONE;
         under[i] = last[w];
         if (code[i] < CODE_NOT_ASKED) last[w] = code[i];
       }
     }
     this.under = under;
+    this.ownCode = Uint8Array.from(this.lines.own, (share) => (Number.isNaN(share) ? CODE_NONE : 249 * Math.max(0, Math.min(1, share))));
     return code;
   }
 
@@ -166,7 +173,10 @@ class Run {
   }
 }
 
-const CODE_ERROR = 250, CODE_NOT_ASKED = 251, CODE_UNJUDGED = 252, CODE_NONE = 253, NO_SHADE = 255;
+// `place`: 1 for the highest score, 0 for the lowest. `carried`: 1 for the largest weight at that step, 0 for dropped.
+const shade = (place, carried) => carried * (150 + 99 * place) + (1 - carried) * (110 * place);
+
+const CODE_ERROR = 250, CODE_NOT_ASKED = 251, CODE_NONE = 252, NO_SHADE = 255;
 
 function grouped(steps, indices, texts) {
   const found = new Map();

@@ -1,9 +1,11 @@
-// The map of workers and steps: the lighter a cell, the higher the worker's score ranked at that step.
+// The map of workers and steps: the lighter a cell, the larger the worker's share of the update, and the higher the rank
+// of its score. One more row, the last, is the share of the server's own gradient.
 
 const STOPS = [[0, 8, 22, 58], [55, 28, 52, 104], [110, 62, 88, 136], [150, 190, 174, 128], [200, 232, 212, 142], [249, 253, 243, 201]];
 const ERROR_COLOUR = [122, 20, 62];
 const NOT_ASKED_COLOUR = [146, 150, 156];
-const UNJUDGED_COLOUR = [176, 178, 180];
+const MINUS = "\u2212";
+const SERVER = -1;  // in place of a worker's number
 const LEFT = 66;  // pixels beside the map for the numbers and marks of the workers
 
 const isFaulty = (row) => row.faulty > 0.5;  // at most steps
@@ -20,7 +22,6 @@ function lookup() {
   for (let code = 0; code < 250; code++) table.set(palette(code), 3 * code);
   table.set(ERROR_COLOUR, 3 * CODE_ERROR);
   table.set(NOT_ASKED_COLOUR, 3 * CODE_NOT_ASKED);
-  table.set(UNJUDGED_COLOUR, 3 * CODE_UNJUDGED);
   table.set(plate, 3 * CODE_NONE);
   return table;
 }
@@ -173,9 +174,10 @@ class WorkerMap {
       unasked.fill(0);
       for (let c = first; c < last; c++) {
         for (let r = 0, base = c * run.workers; r < rows; r++) {
-          const value = code[base + order[r]], below = under[base + order[r]], i = 3 * value;
-          const isJudged = (value !== CODE_UNJUDGED && value !== CODE_NOT_ASKED) || below === NO_SHADE;
-          const j = isJudged ? i : 3 * below;  // a worker that was not judged keeps its last shade, dimmed
+          const isServer = order[r] === SERVER;
+          const value = isServer ? run.ownCode[c] : code[base + order[r]], below = isServer ? NO_SHADE : under[base + order[r]], i = 3 * value;
+          const isDimmed = value === CODE_NOT_ASKED && below !== NO_SHADE;
+          const j = isDimmed ? 3 * below : i;  // a worker that was not asked keeps its last shade, dimmed
           sums[3 * r] += (table[i] + 2 * table[j]) / 3;
           sums[3 * r + 1] += (table[i + 1] + 2 * table[j + 1]) / 3;
           sums[3 * r + 2] += (table[i + 2] + 2 * table[j + 2]) / 3;
@@ -196,7 +198,7 @@ class WorkerMap {
     return image;
   }
 
-  // If cells are large enough: a cross for dropped, ! for no usable reply, ? for not judged.
+  // If cells are large enough: a cross for dropped, a minus sign for subtracted, ! for no usable reply.
   drawMarks(plot) {
     const { ctx, bbox } = plot;
     const { run, order } = this;
@@ -213,12 +215,13 @@ class WorkerMap {
       const x = plot.valToPos(c * run.bin + (run.bin - 1) / 2, "x", true);
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
       for (let r = 0; r < order.length; r++) {
+        if (order[r] === SERVER) continue;
         const value = run.code[c * run.workers + order[r]];
         const y = bbox.top + (r + 0.5) * tall;
         if (value <= 110 && run.cells.state[c * run.workers + order[r]] & DROPPED) cross(ctx, x, y, arm);
-        else if (value === CODE_ERROR || value === CODE_UNJUDGED) {
-          ctx.fillStyle = value === CODE_ERROR ? "#ffffff" : "#22262c";
-          ctx.fillText(value === CODE_ERROR ? "!" : "?", x, y);
+        else if (value === CODE_ERROR || run.cells.weight[c * run.workers + order[r]] < 0) {
+          ctx.fillStyle = "#ffffff";
+          ctx.fillText(value === CODE_ERROR ? "!" : MINUS, x, y);
         }
       }
     }
@@ -230,13 +233,17 @@ class WorkerMap {
     const { order, run } = this;
     const ratio = uPlot.pxRatio;
     const tall = bbox.height / order.length;
-    const rows = order.map((worker) => run.ledger.rows[worker]);
+    const rows = order.map((worker) => (worker === SERVER ? { worker: "server" } : run.ledger.rows[worker]));
     const labelled = this.labelled(rows, tall / ratio);
     ctx.textBaseline = "middle";
     ctx.textAlign = "right";
     rows.forEach((row, r) => {
       const y = bbox.top + (r + 0.5) * tall;
       const isSuspect = row.verdict === "suspect", isLabelled = labelled.has(r);
+      if (order[r] === SERVER && r > 0) {
+        ctx.fillStyle = css("--plate");
+        ctx.fillRect(bbox.left, Math.round(y - tall / 2 - ratio), bbox.width, Math.round(2 * ratio));
+      }
       if (isLabelled) {
         ctx.fillStyle = css(isSuspect || row.worker === this.picked ? "--ink" : "--soft");
         ctx.font = `${isSuspect || row.worker === this.picked ? "700 " : ""}${11.5 * ratio}px system-ui, sans-serif`;
@@ -267,6 +274,7 @@ class WorkerMap {
     const apart = Math.ceil(12 / tall);
     const free = (r) => { for (let k = r - apart + 1; k < r + apart; k++) if (found.has(k)) return false; return true; };
     const step = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((n) => n >= apart) ?? 1000;
+    rows.forEach((row, r) => { if (row.worker === "server") found.add(r); });
     rows.forEach((row, r) => { if ((row.verdict === "suspect" || row.worker === this.picked) && free(r)) found.add(r); });
     rows.forEach((_, r) => { if (r % step === 0 && free(r)) found.add(r); });
     return found;
@@ -292,32 +300,52 @@ function triangle(ctx, x, y, arm, colour) {
   ctx.fill();
 }
 
-// A worker at a step, in words.
+// A worker, or the server, at a step, in words.
 function describe(run, worker, step) {
   const column = run.column(step);
+  const first = column * run.bin, last = Math.min(run.steps, first + run.bin) - 1;
+  const where = run.bin === 1 ? `step ${step}` : `steps ${first} to ${last}`;
+  const own = run.lines.own[column];
+  if (worker === SERVER) return `Server, ${where}: ${ownText(run, own, step)}.`;
   const i = column * run.workers + worker;
   const state = run.cells.state[i];
   const score = run.cells.score[i], rank = run.cells.rank[i];
-  const first = column * run.bin, last = Math.min(run.steps, first + run.bin) - 1;
-  const where = run.bin === 1 ? `step ${step}` : `steps ${first} to ${last}`;
   const parts = [run.bin === 1 ? stateAt(run, worker, step, state) : stateOver(run, i, state)];
   const isScored = !Number.isNaN(score);
-  if (run.lines.ranked[column] && !isScored && !(state & (ERROR | NOT_ASKED | UNJUDGED))) parts.push("no score");
+  if (state & KEPT && run.lines.largest[column] > 0) parts.push(weightText(run, i, column));
+  if (run.lines.ranked[column] && !isScored && !(state & (ERROR | NOT_ASKED))) parts.push("no score");
   if (isScored) parts.push(`${run.bin === 1 ? "" : "mean "}score ${figure(score)}`);
   if (rank) parts.push(`${run.bin === 1 ? "" : "mean "}rank ${rank} of ${run.lines.ranked[column]}`);
   if (state & LATE) parts.push("a late reply to an earlier step arrived");
   const known = run.ledger.rows[worker].faulty === null ? "" : state & FAULTY ? " Made faulty at this step." : " Not made faulty at this step.";
-  return `Worker ${worker}, ${where}: ${parts.join(", ")}.${known}`;
+  const server = run.hasServer && !Number.isNaN(own) ? ` The server's own share is ${figure(own, 2)}.` : "";
+  return `Worker ${worker}, ${where}: ${parts.join(", ")}.${known}${server}`;
+}
+
+// As exact as one byte is.
+function weightText(run, i, column) {
+  const parts = run.cells.weight[i], largest = run.lines.largest[column];
+  const mean = run.bin === 1 ? "weight" : "mean weight";
+  if (!parts) return `${mean} below ${figure(largest / WHOLE / 2, 2)}`;
+  return `${mean} ${figure((parts / WHOLE) * largest, Math.abs(parts) < 20 ? 1 : 2)}${parts < 0 ? " (subtracted)" : ""}`;
+}
+
+function ownText(run, own, step) {
+  if (Number.isNaN(own)) return noUpdate(run, step);
+  return `its own gradient has ${run.bin === 1 ? "a share" : "a mean share"} of ${figure(own, 2)} in the update`;
+}
+
+function noUpdate(run, step) {
+  const i = run.skipped.step.indexOf(step);
+  return i < 0 ? "no update" : `no update at this step (${run.texts[run.skipped.text[i]]})`;
 }
 
 function stateAt(run, worker, step, state) {
   if (state & ERROR) return `no usable reply (${run.errorAt(worker, step)})`;
   if (state & NOT_ASKED) return "not asked (quarantined)";
-  if (state & UNJUDGED) return "received, but not judged by the rule";
   if (state & KEPT) return "kept";
   if (state & DROPPED) return "dropped";
-  const i = run.skipped.step.indexOf(step);
-  return i >= 0 ? `no update at this step (${run.texts[run.skipped.text[i]]})` : "no worker was kept at this step";
+  return run.skipped.step.includes(step) ? noUpdate(run, step) : "no worker was kept at this step";
 }
 
 function stateOver(run, i, state) {
@@ -325,7 +353,6 @@ function stateOver(run, i, state) {
   if (state & (KEPT | DROPPED)) parts.push(`dropped at ${percent(run.cells.share[i] / 255, 0)} of steps`);
   if (state & ERROR) parts.push("some replies unusable");
   if (state & NOT_ASKED) parts.push("not asked at some steps");
-  if (state & UNJUDGED) parts.push("not judged at some steps");
   return parts.join(", ") || "no worker was kept";
 }
 
@@ -345,7 +372,7 @@ function mapLegend(run) {
     if (mark) {
       const sign = document.createElementNS("http://www.w3.org/2000/svg", "text");
       for (const [name, value] of Object.entries({ x: width / 2, y: 12.5, "text-anchor": "middle", "font-size": 12, "font-weight": 700 })) sign.setAttribute(name, value);
-      sign.style.fill = mark === "?" ? "#22262c" : "#ffffff";
+      sign.style.fill = "#ffffff";
       sign.textContent = mark;
       box.append(sign);
     }
@@ -355,10 +382,12 @@ function mapLegend(run) {
   const seen = run.cells.state.reduce((all, state) => all | state, 0);
   const kept = run.ranks ? [150, 200, 249] : [199], dropped = run.ranks ? [0, 55, 110] : [55];
   const parts = [chip(kept.map(palette), run.ranks ? "kept; lighter: higher score" : "kept")];
+  if (run.isWeighted) parts.push(chip([1, 0.5, 0.1].map((carried) => palette(shade(0.7, carried))), "kept; darker: a smaller share of the update, compared with the largest at that step"));
   if (seen & DROPPED) parts.push(chip(dropped.map(palette), run.ranks ? "dropped; darker: lower score" : "dropped", "\u00d7"));
+  if (run.cells.weight.some((weight) => weight < 0)) parts.push(chip([55].map(palette), "kept with a negative weight: subtracted", MINUS));
   if (seen & ERROR) parts.push(chip([ERROR_COLOUR], "no usable reply", "!"));
   if (seen & NOT_ASKED) parts.push(chip([NOT_ASKED_COLOUR], "not asked (quarantined), hatched", "/"));
-  if (seen & UNJUDGED) parts.push(chip([UNJUDGED_COLOUR], "not judged: its last shade, dimmed", "?"));
+  if (run.hasServer) parts.push(chip([0, 125, 249].map(palette), "server: none, half or all of the update is its own gradient"));
   if (run.suspects.length) parts.push(sign("\u25b6", "suspect"));
   if (run.ledger.rows.some(isFaulty)) parts.push(sign("F", `made faulty in this simulation${run.workers > 40 ? " (a bar if rows are narrow)" : ""}`));
   return parts;

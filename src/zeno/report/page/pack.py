@@ -18,11 +18,12 @@ from zeno.records.betting import num_above_and_below
 from zeno.records.record import Record, summarize
 from zeno.report.run_view import RunView
 
+WHOLE = 127  # the largest weight of a column, in one byte
 CELLS = 2_500_000  # in all runs of a page together
 TEXTS = 2_000  # distinct ones per run; beyond these only the kind of a text is kept
 LENGTH = 300  # of a text
 
-KEPT, DROPPED, ERROR, UNJUDGED, NOT_ASKED, FAULTY, LATE = (1 << bit for bit in range(7))
+KEPT, DROPPED, ERROR, NOT_ASKED, FAULTY, LATE = (1 << bit for bit in range(6))
 
 Json = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -35,7 +36,7 @@ def bin_of(steps: int, workers: int, cells: int = CELLS) -> int:
 
 
 def packed(array: NDArray[Any], kind: str) -> Json:
-    """An array as floats (`f4`), or rounded to unsigned integers (such as `u2`), where NaN becomes 0."""
+    """An array as floats (`f4`), or rounded to integers (such as `u2` or `i1`), where NaN becomes 0."""
     if kind != "f4":
         array = np.nan_to_num(array).round()
     with np.errstate(over="ignore"):
@@ -59,7 +60,7 @@ def _zipped(raw: bytes) -> str:
 def pack(records: Sequence[Record], workers: int, bin_size: int, start: int = 0) -> Json:
     """The steps from `start` on, which is the first step of a bin."""
     records = records[start:]
-    score, rank, state = _cells(records, workers)
+    score, rank, state, weight = _cells(records, workers)
     texts = _Texts()
     errors = [(r.step, i, texts.index(e.text, e.kind.value)) for r in records for i, e in r.errors.items()]
     skipped = [(r.step, texts.index(r.skipped, "skipped")) for r in records if r.skipped is not None]
@@ -73,22 +74,28 @@ def pack(records: Sequence[Record], workers: int, bin_size: int, start: int = 0)
         "texts": list(texts),
     }
     ranked = (rank > 0).sum(1)
+    largest = _largest(weight)
     if bin_size > 1:
         dropped = np.where(state & (KEPT | DROPPED), (state & DROPPED) > 0, np.nan)
         found["share"] = packed(255 * _binned(dropped, bin_size, _mean), "u1")
-        score = _binned(score, bin_size, _mean)
+        score, weight, largest = (_binned(values, bin_size, _mean) for values in (score, weight, largest))
         rank, ranked = (_binned(np.where(count > 0, count, np.nan), bin_size, _mean) for count in (rank, ranked))
         state = _binned(state, bin_size, np.bitwise_or.reduce)
     found["score"] = packed_scores(score)
     found["rank"] = packed(rank, "u1" if workers < 256 else "u2")
     found["state"] = packed(state, "u1")
     found["ranked"] = packed(ranked, "u2")
+    found["weight"] = packed(np.clip(WHOLE * weight / largest[:, None], -WHOLE, WHOLE), "i1")
+    found["largest"] = packed(largest, "f4")
     return found
 
 
-def _cells(records: Sequence[Record], workers: int) -> tuple[Floats, NDArray[Any], NDArray[np.uint8]]:
-    """[steps, m] each: the score, the rank (1 is best, 0: none) and the state of each worker at each step."""
-    score = np.full((len(records), workers), np.nan)
+def _cells(records: Sequence[Record], workers: int) -> tuple[Floats, NDArray[Any], NDArray[np.uint8], Floats]:
+    """[steps, m] each: the score, the rank (1 is best, 0: none), the state and the weight of each worker at each step.
+
+    The weight is NaN where a worker was neither kept nor dropped, and in records of versions without weights.
+    """
+    score, weight = np.full((2, len(records), workers), np.nan)
     rank = np.zeros((len(records), workers), np.uint16)
     state = np.zeros((len(records), workers), np.uint8)
     for t, record in enumerate(records):
@@ -97,12 +104,19 @@ def _cells(records: Sequence[Record], workers: int) -> tuple[Floats, NDArray[Any
             usable = ~np.isnan(score[t])
             rank[t, usable] = 1 + num_above_and_below(score[t, usable], score[t, usable])[0]
         state[t] = _states(record, workers)
-    return score, rank, state
+        if record.weights is not None:
+            weight[t] = np.where(state[t] & (KEPT | DROPPED), record.weights, np.nan)
+    return score, rank, state, weight
+
+
+def _largest(weight: Floats) -> Floats:
+    """[steps] the largest weight of a worker at each step, without its sign; NaN if there is none."""
+    largest = np.nan_to_num(np.abs(weight)).max(axis=1, initial=0)
+    return np.where(largest > 0, largest, np.nan)
 
 
 def _states(record: Record, workers: int) -> NDArray[np.uint8]:
     state = np.zeros(workers, np.uint8)
-    state[record.unjudged] |= UNJUDGED
     state[record.quarantined] |= NOT_ASKED
     state[list(record.errors)] |= ERROR
     if record.kept is not None and any(record.kept):  # otherwise no worker counts as dropped
@@ -127,7 +141,7 @@ def _columns(records: Sequence[Record], bin_size: int) -> Json:
     kinds = dict.fromkeys(kind for record in records for kind in record.workers)
     return {
         "lr": column(_last, (r.lr for r in records)),
-        "samples": column(_mean, (r.samples for r in records)),
+        "own": column(_mean, (None if r.kept is None else r.own for r in records)),
         "accuracy": column(_last, (r.accuracy if r.evaluated else None for r in records)),
         "loss": column(_last, (loss(r) if r.evaluated else None for r in records)),
         "seconds": {phase: column(_mean, (r.seconds.get(phase, 0.0) for r in records)) for phase in phases},

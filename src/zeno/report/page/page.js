@@ -9,6 +9,7 @@ function tiles(run) {
     ["steps", whole(run.steps), run.planned && run.planned !== run.steps ? `of ${whole(run.planned)}` : ""],
     ["test accuracy", percent(summary.accuracy), ""],
     ["train loss", lossText(run), ""],
+    ...(run.hasServer ? [["server's share", percent(summary.own), ""]] : []),
     ["suspects", String(run.suspects.length), `of ${run.workers}`],
     ["workers alive", "alive" in alive && !Number.isNaN(alive.alive) ? String(alive.alive) : "-", `of ${run.workers}`],
     ["skipped steps", whole(summary.skipped), ""],
@@ -52,8 +53,8 @@ function mapWords(run) {
   const parts = [];
   if (!run.steps) return "";
   if (!run.ranks) parts.push("This rule gives no scores: the map shows which workers were kept, and which replies were unusable.");
-  else parts.push("A faulty worker stands out as a dark row. At steps where no worker was kept (a rule that warms up, or a step without an update), the shade shows the score only.");
-  if (run.bin > 1) parts.push(`The run is long: a column stands for ${run.bin} steps, and shows the mean rank and the share of steps dropped.`);
+  else parts.push("A faulty worker stands out as a dark row. At steps where no worker was kept (the update is the server's own gradient, or there is none), the shade shows the score only.");
+  if (run.bin > 1) parts.push(`The run is long: a column stands for ${run.bin} steps, and shows the mean rank, the mean weight and the share of steps dropped.`);
   return parts.join(" ");
 }
 
@@ -85,10 +86,11 @@ function showTime(run) {
 function rowsInOrder(run) {
   const { sort, show: which } = { sort: byId("sort").value, show: byId("show").value };
   let rows = [...run.ledger.rows];
+  const server = which === "all" && run.hasServer ? [SERVER] : [];
   if (which === "suspects") rows = rows.filter((row) => row.verdict === "suspect");
   if (which === "picked" && page.picked !== null) rows = rows.filter((row) => row.worker === page.picked);
   const by = { number: (row) => -row.worker, evidence: (row) => row.evidence, dropped: (row) => row.dropped ?? -1 }[sort];
-  return rows.sort((a, b) => by(b) - by(a) || a.worker - b.worker).map((row) => row.worker);
+  return [...rows.sort((a, b) => by(b) - by(a) || a.worker - b.worker).map((row) => row.worker), ...server];
 }
 
 function arrange() {
@@ -134,7 +136,7 @@ function fillWorker() {
   const row = run.ledger.rows[picked];
   const verdict = row.verdict === "suspect" ? `Suspect since step ${whole(row.since)}.` : row.verdict === "mended" ? `Was suspect, and has been as good as the others since step ${whole(row.since)}.` : "Not suspect: there is too little evidence.";
   const known = row.faulty === null ? "" : row.faulty > 0 ? " It was made faulty in this simulation." : " It was not made faulty in this simulation.";
-  byId("worker-words").textContent = `${verdict} Evidence ${odds(row.evidence)}, dropped at ${percent(row.dropped)} of the steps at which it was judged.${known}`;
+  byId("worker-words").textContent = `${verdict} Evidence ${odds(row.evidence)}, dropped at ${percent(row.dropped)} of the steps at which it was asked.${known}`;
   byId("worker-legend").replaceChildren(
     make("span", {}, swatchOf("--s1", []), "its score"), make("span", {}, swatchOf("--s3", DASHES[1]), "median of all workers"),
     make("span", {}, swatchOf("--s2", DASHES[2]), "best of all workers"), make("span", {}, make("b", {}, "ticks at the bottom: dropped; above them: no usable reply")));
@@ -151,7 +153,7 @@ function swatchOf(colour, dash) {
 
 // The charts depend on this; when it changes, they are made again.
 function shape(run) {
-  return JSON.stringify([run.columns > 0, run.workers, run.ranks, Object.keys(run.seconds), Object.keys(run.alive)]);
+  return JSON.stringify([run.columns > 0, run.workers, run.ranks, run.hasServer, Object.keys(run.seconds), Object.keys(run.alive)]);
 }
 
 function reopen(run) {

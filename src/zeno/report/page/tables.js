@@ -117,6 +117,7 @@ function compareTable(options) {
     { title: "Loss", value: of("train_loss"), cell: lossText },
     { title: "Faulty kept", value: of("faulty_kept"), cell: (run) => percent(run.summary.faulty_kept) },
     { title: "Faulty of kept", value: of("faulty_among_kept"), cell: (run) => percent(run.summary.faulty_among_kept) },
+    { title: "Server's share", value: (run) => run.summary.own || null, cell: (run) => (run.summary.own ? percent(run.summary.own) : "-"), isDown: true },
     { title: "Per step", value: of("seconds_per_step"), cell: (run) => seconds(run.summary.seconds_per_step) },
     { title: "Suspects", value: (run) => run.suspects.length, cell: (run) => (run.suspects.length ? `${run.suspects.length}: ${listed(run.suspects, 6)}` : "none"), isText: true, isDown: true },
   ], options);
