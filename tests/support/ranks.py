@@ -63,6 +63,7 @@ def play(
     if dist.get_rank() == server_rank:
         server = zeno.Server(model, F.cross_entropy, step_of, [(XS, YS)], rule)
     kept: list[list[bool] | None] = []
+    weights: list[list[float]] = []
     raised: list[str | None] = []
     for step in range(steps):
         backward(model, rank, step)
@@ -70,6 +71,7 @@ def play(
         try:
             aggregate = zeno.distributed.step(model, step_of, server, server_rank=server_rank, **settings)
             kept.append(None if aggregate is None else aggregate.kept.tolist())
+            weights.append([] if aggregate is None else aggregate.weights.tolist())
             raised.append(None)
         except zeno.TooFewUsable as error:
             kept.append(None)
@@ -81,6 +83,7 @@ def play(
         "statistics": [b.tolist() for b in model.buffers()][:2],
         "accuracy": float((model(XS).argmax(dim=1) == YS).float().mean()),
         "kept": kept,
+        "weights": weights,
         "raised": raised,
         "suspects": None if server is None else server.ledger.suspects,
         "errors": None if server is None or server.record is None else server.record.errors,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from zeno.rules.linalg.passes import squared_norms
 from zeno.rules.rule import Aggregate, Oracle, Rows, Rule, Samples
@@ -19,8 +20,17 @@ class FLTrust(Rule):
 
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         gradient = rows.server_gradient(oracle)
-        norms, gradient_norm = rows.squared_norms().sqrt(), squared_norms(gradient[None])[0].sqrt()
-        cosines = (rows.dots(gradient) / (norms * gradient_norm)).nan_to_num_(0).clamp_(-1, 1)  # 0 for a zero vector
-        trust = cosines.clamp(min=0)
-        weights = torch.where(trust > 0, trust / trust.sum().clamp(min=1e-300) * gradient_norm / norms, 0)
-        return rows.weighted_sum(weights, scores=cosines)
+        norms, length = rows.squared_norms().sqrt(), squared_norms(gradient[None])[0].sqrt()
+        cosines = cosines_of(rows.dots(gradient), norms, length)
+        return rows.weighted_sum(trust(cosines, norms, length), scores=cosines)
+
+
+def cosines_of(dots: Tensor, norms: Tensor, length: Tensor) -> Tensor:
+    """[n] from the products with a vector of this length; 0 for a zero vector."""
+    return (dots / (norms * length)).nan_to_num(0).clamp(-1, 1)
+
+
+def trust(cosines: Tensor, norms: Tensor, length: Tensor) -> Tensor:
+    """The weights [n] of rows of these norms, each rescaled to the length."""
+    positive = cosines.clamp(min=0)
+    return torch.where(positive > 0, positive / positive.sum().clamp(min=1e-300) * length / norms, 0)

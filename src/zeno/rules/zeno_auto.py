@@ -27,6 +27,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from zeno.rules.fltrust import cosines_of, trust
 from zeno.rules.linalg.passes import weighted_sum, working_dtype
 from zeno.rules.linalg.simplex import nearest_mixture
 from zeno.rules.linalg.sketch import sketch
@@ -67,7 +68,8 @@ class ZenoAuto(Rule):
         sketches[~usable] = 0
         own_sketch, g = memory.sketch(halves)
 
-        choice = trust(sketches, own_sketch)
+        norms, length = sketches.norm(dim=1), own_sketch.norm()
+        choice = trust(cosines_of(sketches @ own_sketch, norms, length), norms, length)
         memory = memory.after(self.memory, usable, sketches - g, choice @ sketches - g, own_sketch - g, g)
         memory = memory.mixed(usable, bool(choice.any()))
         of_choice, own = memory.weights[-2:].tolist()
@@ -91,13 +93,6 @@ class ZenoAuto(Rule):
         lost = better - descents
         error = (lost.var(correction=0) / max(1, len(lost) - 1)).sqrt()
         return not (float(descents.mean()) >= 0 or float(lost.mean()) <= SURE * float(error))  # True for NaN
-
-
-def trust(sketches: Tensor, target: Tensor) -> Tensor:
-    """FLTrust's weights [m]: the cosine with the target, if positive, of candidates scaled to its length."""
-    norms, length = sketches.norm(dim=1), target.norm()
-    cosines = (sketches @ target / (norms * length)).nan_to_num(0).clamp(min=0)  # 0 for a zero vector
-    return torch.where(cosines > 0, cosines / cosines.sum().clamp(min=1e-300) * length / norms, 0)
 
 
 @dataclass(frozen=True, eq=False)
