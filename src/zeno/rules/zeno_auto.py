@@ -4,16 +4,17 @@ The server's own gradient g, on samples that it never trains on, is noisy. But i
 independent of the workers. So the squared distance of any mixture from g estimates, up to a constant, its squared
 distance from the true gradient. Decayed means over the steps (^) average the noise out, while a bias stays:
 
-    w = argmin  || sum_i w_i u_i^ - g^ ||^2   over  w >= 0, sum(w) = 1
-    update = sum_i w_i u_i                    with the candidates of this step
+    w = argmin  || sum_i w_i u_i^ - g^ ||^2 + (1 - memory) || sum_i w_i u_i - g ||^2   over  w >= 0, sum(w) = 1
+    update = sum_i w_i u_i
 
-The weights sum to 1, so it is enough to remember the errors u_i - g, as short sketches. A worker without a usable
-candidate keeps its mean error.
+The second term is the error at this step alone, which the means hide, as of a worker that turns. The weights sum to 1,
+so it is enough to remember the errors u_i - g, as short sketches. A worker without a usable candidate keeps its mean
+error.
 
 The mixture has two more columns. The server's own gradient, on the other half of its samples, makes every worker
-dispensable. The choice of this step alone, which is FLTrust's update by that gradient, helps where memory cannot: when
-other workers are faulty at every step. Every sample of the server belongs to one half for good: a model that has
-learned the samples of one half by heart is still judged by those of the other.
+dispensable. The choice of this step alone helps where memory cannot, when other workers are faulty at every step: it is
+FLTrust's update by the server's own gradient, which takes part in it. Every sample of the server belongs to one half
+for good: a model that has learned the samples of one half by heart is still judged by those of the other.
 
 docs/zeno-auto.md has the reasons, a picture and the guarantee.
 
@@ -21,6 +22,7 @@ Shapes: m workers, d parameters, k numbers in a sketch.
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -34,7 +36,6 @@ from zeno.rules.linalg.sketch import sketch
 from zeno.rules.parameters import AT_LEAST_1, NON_NEGATIVE, Requirement
 from zeno.rules.rule import Aggregate, Oracle, PositiveCount, Rows, Rule
 
-SURE = 3.0  # standard errors
 LEAST = 0.02  # of an equal weight: what is below belongs to large errors, and risks more than it adds
 SHORT = 1e-3  # of the length of the server's own gradient
 AT_LEAST_2 = Requirement("a whole number of at least 2", lambda value: AT_LEAST_1.holds(value) and value > 1, "samples")
@@ -51,7 +52,7 @@ class ZenoAuto(Rule):
     """
 
     samples: Annotated[int, AT_LEAST_2] = 64
-    memory: Annotated[float, BELOW_1] = 0.9
+    memory: Annotated[float, BELOW_1] = 0.95
     sketch: PositiveCount = 16_384
 
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
@@ -63,50 +64,67 @@ class ZenoAuto(Rule):
         candidates, oracle = rows.geometry.candidates, rows.require_oracle(oracle)
         halves = rows.server_gradients(oracle)  # [2, d]
         memory = Memory.of(state, candidates, halves, self.sketch)
-        sketches = memory.sketch(candidates)
+        sketches, half_sketches = memory.sketch(candidates), memory.sketch(halves)  # [m, k], [2, k]
         usable = sketches.square().sum(dim=1).isfinite()
         sketches[~usable] = 0
-        own_sketch, g = memory.sketch(halves)
+        o, g = half_sketches
+        choice = _choice(torch.cat([sketches, o[None]]))  # [m + 1]
+        columns = torch.cat([sketches, (choice[:-1] @ sketches + choice[-1] * o)[None], o[None]])
+        memory, found = memory.after(self.memory, torch.cat([usable, usable.new_ones(2)]), columns, g)
 
-        norms, length = sketches.norm(dim=1), own_sketch.norm()
-        choice = trust(cosines_of(sketches @ own_sketch, norms, length), norms, length)
-        memory = memory.after(self.memory, usable, sketches - g, choice @ sketches - g, own_sketch - g, g)
-        memory = memory.mixed(usable, bool(choice.any()))
-        of_choice, own = memory.weights[-2:].tolist()
-        weights = memory.weights[:-2] + of_choice * choice
+        def update(weights: Tensor) -> Tensor:  # [m + 1] -> [d]
+            return weighted_sum(candidates, weights[:-1]).add_(_own(halves, weights[-1]), alpha=float(weights[-1]))
 
-        gradient = torch.lerp(
-            halves[0], halves[1], own / 2
-        )  # both halves are for training where nobody is to be judged
-        update = weighted_sum(candidates, weights).add_(gradient, alpha=own)
-        both = (own_sketch + g) / 2
-        off = weights @ sketches + own * torch.lerp(own_sketch, g, own / 2) - both
-        doubtful = bool(off.square().sum() >= both.square().sum())  # the update is no nearer to it than 0 is
-        if doubtful and self._harmful(update, gradient, oracle):
-            weights, own, update = torch.zeros_like(weights), 1.0, gradient
+        weights = _spread(memory.weights, choice)  # [m + 1]
+        best = update(weights)
+        both = half_sketches.mean(dim=0)
+        off = weights[:-1] @ sketches + weights[-1] * _own(half_sketches, weights[-1]) - both
+        if bool(off.square().sum() >= both.square().sum()):  # the update is no nearer to it than 0 is
+            alone = torch.zeros_like(weights)
+            alone[-1] = 1
+            weights = self._first_harmless([weights, _spread(found, choice), alone], update, oracle)
+            best = update(weights)
         scores = torch.where(usable, -(sketches - g).square().sum(dim=1), -torch.inf)
-        return Aggregate(update, weights, scores, vars(memory), own)
+        return Aggregate(best, weights[:-1], scores, vars(memory), float(weights[-1]))
 
-    def _harmful(self, update: Tensor, gradient: Tensor, oracle: Oracle) -> bool:
-        """Whether, on fresh samples, the update raises the loss and is surely worse than the server's gradient."""
-        descents, better = oracle.fresh_descents([update, gradient], self.samples // 2)  # [p], by part of the samples
-        lost = better - descents
-        error = (lost.var(correction=0) / max(1, len(lost) - 1)).sqrt()
-        return not (float(descents.mean()) >= 0 or float(lost.mean()) <= SURE * float(error))  # True for NaN
+    def _first_harmless(self, tries: list[Tensor], update: Callable[[Tensor], Tensor], oracle: Oracle) -> Tensor:
+        """The first weights whose update does not raise the loss on fresh samples, within a standard error; else 0."""
+        descents = oracle.fresh_descents([update(weights) for weights in tries], self.samples // 2)  # [n, p]
+        errors = (descents.var(dim=1, correction=0) / max(1, descents.shape[1] - 1)).sqrt()
+        harmless = (descents.mean(dim=1) + errors >= 0).tolist()  # False for NaN
+        return next((weights for weights, fine in zip(tries, harmless, strict=True) if fine), 0 * tries[0])
+
+
+def _choice(columns: Tensor) -> Tensor:
+    """FLTrust's weights [m + 1] by the last of the columns [m + 1, k], which is the server's and takes part."""
+    norms = columns.norm(dim=1)
+    cosines = cosines_of(columns @ columns[-1], norms, norms[-1])
+    return trust(torch.where(norms > SHORT * norms[-1], cosines, 0), norms, norms[-1])
+
+
+def _spread(weights: Tensor, choice: Tensor) -> Tensor:
+    """The weights of the workers and of the server [m + 1], with what the choice [m + 1] gets spread over them."""
+    of_workers, of_choice, of_server = weights[:-2], weights[-2], weights[-1:]
+    return torch.cat([of_workers, of_server]) + of_choice * choice
+
+
+def _own(halves: Tensor, weight: Tensor) -> Tensor:
+    """The server's own gradient, for this weight: the larger it is, the less is to be judged, and both halves train."""
+    return torch.lerp(halves[0], halves[1], float(weight) / 2)
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Decayed means of sketches. The signs of the sketches are a secret, which no worker can fit a gradient to."""
+    """Decayed means of sketches. The signs of the sketches are a secret, which no worker can fit a gradient to.
+
+    The columns are the workers, the choice of a single step, and the server's own gradient.
+    """
 
     seed: int  # of the signs
-    steps: int
-    counts: Tensor  # [m] steps at which each worker had a usable candidate
-    errors: Tensor  # [m, k] of the workers
-    choice: Tensor  # [k] error of the choice of a single step
-    own: Tensor  # [k] error of the server's own gradient
+    counts: Tensor  # [m + 2] steps at which each column was there
+    errors: Tensor  # [m + 2, k] u - g
     target: Tensor  # [k] g
-    weights: Tensor  # [m + 2] of the workers, the choice and the server's own gradient, at the last step
+    weights: Tensor  # [m + 2] of the last step
 
     @classmethod
     def of(cls, state: Any, candidates: Tensor, halves: Tensor, k: int) -> "Memory":
@@ -114,14 +132,14 @@ class Memory:
         m, d = candidates.shape
         if state is None:
             secret = hashlib.blake2b(halves.float().cpu().numpy().tobytes(), digest_size=8)  # the server's samples
-            errors = candidates.new_zeros(m, min(k, d), dtype=working_dtype(candidates.dtype))
-            weights = candidates.new_zeros(m + 2, dtype=torch.float64)
+            errors = candidates.new_zeros(m + 2, min(k, d), dtype=working_dtype(candidates.dtype))
+            counts = candidates.new_zeros(m + 2, dtype=torch.float64)
+            weights = counts.clone()
             weights[-1] = 1.0
-            none, seed = torch.zeros_like(errors[0]), int.from_bytes(secret.digest(), "big")
-            return cls(seed, 0, weights[:m].clone(), errors, none, none, none, weights)
+            return cls(int.from_bytes(secret.digest(), "big"), counts, errors, torch.zeros_like(errors[0]), weights)
         tensors = {name: value.to(candidates.device) for name, value in state.items() if isinstance(value, Tensor)}
         found: dict[str, Any] = {**state, **tensors}
-        before = len(found["errors"])
+        before = len(found["errors"]) - 2
         if before > m:
             raise ValueError(f"A memory of {before} workers does not fit {m}. Pass NaN for workers that left.")
         for name in ("counts", "errors", "weights"):
@@ -131,39 +149,36 @@ class Memory:
 
     def sketch(self, rows: Tensor) -> Tensor:
         """The sketches of rows [n, d] -> [n, k] in float64."""
-        return sketch(rows, len(self.own), self.seed).double()
+        return sketch(rows, len(self.target), self.seed).double()
 
-    def after(self, decay: float, usable: Tensor, errors: Tensor, *others: Tensor) -> "Memory":
-        """With the errors of this step, of the choice and of the server, and g; the first ones count in full."""
+    def after(self, decay: float, there: Tensor, columns: Tensor, g: Tensor) -> tuple["Memory", Tensor]:
+        """With the columns that are there at this step, and its weights; and [m + 2] those that it found anew."""
 
-        def mean(before: Tensor, now: Tensor, rate: float | Tensor) -> Tensor:
+        def mean(before: Tensor, now: Tensor, rate: Tensor) -> Tensor:
             return (before + rate * (now - before)).to(before.dtype)
 
-        counts, steps = self.counts + usable, self.steps + 1
-        rates = (1 - decay) / (1 - decay ** counts.clamp(min=1)) * usable
-        rate = (1 - decay) / (1 - decay**steps)
-        before = (self.choice, self.own, self.target)
-        choice, own, target = (mean(one, now, rate) for one, now in zip(before, others, strict=True))
-        errors = mean(self.errors, errors, rates[:, None])
-        return Memory(self.seed, steps, counts, errors, choice, own, target, self.weights)
+        counts = self.counts + there
+        rates = (1 - decay) / (1 - decay ** counts.clamp(min=1)) * there  # the first step counts in full
+        errors = mean(self.errors, columns - g, rates[:, None])
+        memory = replace(self, counts=counts, errors=errors, target=mean(self.target, g, rates[-1]))
+        return memory._mixed(there, (1 - decay) ** 0.5 * (torch.cat([columns[there], 0 * g[None]]) - g))
 
-    def mixed(self, usable: Tensor, with_choice: bool) -> "Memory":
-        """With the weights of this step.
+    def _mixed(self, there: Tensor, now: Tensor) -> tuple["Memory", Tensor]:
+        """With the weights for the columns that are there, whose errors at this step are `now`.
 
         Zero is a column too: a shorter mixture has less noise, and is nearer to g^ for that. But it is only slower. So
         what zero gets goes to the weights of the last step, until the mixture is as long as the server's own gradient.
         """
-        there = torch.cat([usable, torch.tensor([with_choice, True], device=usable.device)])
-        errors = torch.cat([self.errors, self.choice[None], self.own[None]])[there].double()
-        columns, least = errors + self.target, LEAST / len(usable)  # the decayed means
+        means = torch.cat([self.errors[there], -self.target[None]]).double()
+        found = nearest_mixture(torch.cat([means, now], dim=1))[:-1].to(means.device)
+        columns, least = means[:-1] - means[-1], LEAST / (len(there) - 2)
         length = columns[-1].norm()
+        found = torch.where((found < least) | (columns.norm(dim=1) <= SHORT * length), 0, found)
         before = self.weights[there]
         before[-1] += 1 - before.sum()  # the weights of those that are not there
-        found = nearest_mixture(torch.cat([errors, -self.target.double()[None]]))[:-1].to(errors.device)
-        found = torch.where((found < least) | (columns.norm(dim=1) <= SHORT * length), 0, found)
         rest = (1 - found.sum()) * before
         room = (length - (found @ columns).norm()) / (rest @ columns).norm()
-        found = found + room.nan_to_num(0).clamp(0, 1) * rest
-        weights = torch.zeros_like(self.weights)
-        weights[there] = torch.where(found < least, 0, found)
-        return replace(self, weights=weights)
+        filled = found + room.nan_to_num(0).clamp(0, 1) * rest
+        weights, anew = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
+        weights[there], anew[there] = torch.where(filled < least, 0, filled), found
+        return replace(self, weights=weights), anew
