@@ -303,3 +303,19 @@ def test_a_trial_that_would_skip_the_step_returns_none() -> None:
     one = server([GOOD, GOOD, GOOD], zeno.Zeno(trim=1))
     candidates = torch.stack([GOOD, GOOD * math.nan, GOOD * math.nan])
     assert one.trial(candidates, 0) is None
+
+
+def test_the_order_of_buckets_follows_from_the_seed_and_the_samples_of_the_server() -> None:
+    rule = zeno.chain(zeno.Bucketing(size=2), zeno.Mean())
+    problem = zeno.Problem(nn.Linear(2, 1, bias=False), F.mse_loss)
+    inputs = torch.randn(100, 2)
+    dataset = zeno.Dataset(inputs, inputs @ GOOD[:, None])
+
+    def state(samples: Tensor, seed: int) -> object:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+        return Engine(problem, rule, FakeCluster([GOOD]), dataset, samples, optimizer, seed=seed).core.state
+
+    own = torch.arange(0, 50)
+    assert state(own, 1) == state(own, 1)
+    assert state(own, 2) != state(own, 1)
+    assert state(own + 50, 1) != state(own, 1)

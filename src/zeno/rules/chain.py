@@ -1,5 +1,6 @@
 """Rules made of parts: pre-aggregators one after the other, and a rule at the end."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from zeno.rules.rule import Aggregate, Oracle, PreAggregator, Rows, Rule
@@ -23,6 +24,9 @@ class Chain(Rule):
     @property
     def tolerates(self) -> int | None:
         return self.rule.tolerates
+
+    def first_state(self, secret: Callable[[], int]) -> object:
+        return tuple(part.first_state(secret) for part in self.parts)
 
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         states = list(state) if isinstance(state, tuple) else [None] * len(self.parts)

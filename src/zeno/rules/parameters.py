@@ -58,6 +58,10 @@ class Part:
         """How many of the server's samples it needs per step; 0: none."""
         return next((value for _, value, requirement in self._parameters() if requirement.states == "samples"), 0)
 
+    def first_state(self, secret: Callable[[], int]) -> object:
+        """The state before the first step: of a part that draws random numbers, from a number that no worker knows."""
+        return None
+
     def _parameters(self) -> Iterator[tuple[str, Any, Requirement]]:
         kind: Any = type(self)
         for f in fields(kind) if is_dataclass(kind) else ():

@@ -5,6 +5,9 @@ a pre-aggregator returns their weights, an [n, m + 1] matrix over the m candidat
 mixtures follow from distances between candidates, and a weighted sum of mixtures is a weighted sum of candidates. So a
 chain reads the candidates as often as its last rule does, and needs no memory in between.
 
+The exception is a mixture whose parts cancel, such as the mean of H and -H + u: beside the rounding errors of H,
+nothing is left of u. Then all mixtures are formed: they are computed, and are what the rule reads from then on.
+
 Shapes: m workers, n rows, d parameters.
 """
 
@@ -12,13 +15,14 @@ import time
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import compress
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from zeno.rules.aggregate import Aggregate, Oracle, TooFewUsable
 from zeno.rules.linalg import kernels, passes
-from zeno.rules.linalg.geometry import Geometry
+from zeno.rules.linalg.geometry import CANCELLED, Geometry, lengths
 from zeno.rules.linalg.sorting_network import Columns, evaluate
 from zeno.rules.parameters import Part
 
@@ -37,16 +41,19 @@ class Rows:
         chosen: list[int] | None = None,  # which candidates; None: all that are usable
         mix: Tensor | None = None,  # [n, m + 1], each row sums to 1 with the origin, the last; None: candidates as is
         owners: Tensor | None = None,  # [n, m] bool
+        formed: "Formed | None" = None,  # what the geometry was formed from; None: it has the candidates as received
     ) -> None:
         self.geometry, self.part = geometry, part
-        self.m, self.d = geometry.candidates.shape
+        self.received = geometry if formed is None else formed.received
+        self.m, self.d = self.received.candidates.shape
         self.device = geometry.candidates.device
-        self.mixed = mix is not None
-        self._chosen, self._mix, self._owners = chosen, mix, owners
+        self.mixed = mix is not None or formed is not None
+        self._chosen, self._mix, self._owners, self._formed = chosen, mix, owners, formed
+        self._precise = False  # whether it is known that no mixture has parts that cancel
 
     def used_by(self, part: Part) -> "Rows":
         """The same rows for another part of a chain."""
-        return Rows(self.geometry, part, self._chosen, self._mix, self._owners)
+        return Rows(self.geometry, part, self._chosen, self._mix, self._owners, self._formed)
 
     @property
     def n(self) -> int:
@@ -56,11 +63,11 @@ class Rows:
     @property
     def size(self) -> int:
         """How many rows there are, plus one for each unusable candidate."""
-        return self.m if self._mix is None else self.n + self.num_unusable
+        return self.n + self.num_unusable if self.mixed else self.m
 
     @property
     def num_unusable(self) -> int:
-        return int((~self.geometry.usable).sum())
+        return int((~self.received.usable).sum())
 
     def require(self, least: int, words: str, **parameter: int) -> None:
         """Raises where there are fewer than `least` rows, unusable ones included."""
@@ -74,7 +81,7 @@ class Rows:
     def remaining(self, faulty: int) -> int:
         """How many of `faulty` rows can be among these: every unusable candidate was one of them."""
         if self.num_unusable > faulty:
-            raise TooFewUsable.of(self.part, self.m - faulty, self.geometry.usable)
+            raise TooFewUsable.of(self.part, self.m - faulty, self.received.usable)
         return faulty - self.num_unusable
 
     @property
@@ -89,10 +96,11 @@ class Rows:
 
     @cached_property
     def mix(self) -> Tensor:
-        """[n, m + 1]: each row as weights of the candidates and of the origin."""
+        """[n, m + 1]: each row as weights of the candidates, or of the rows that were formed, and of the origin."""
         if self._mix is not None:
             return self._mix
-        return torch.eye(self.m, self.m + 1, dtype=torch.float64, device=self.device)[self.chosen]
+        num = len(self.geometry.candidates)
+        return torch.eye(num, num + 1, dtype=torch.float64, device=self.device)[self.chosen]
 
     @property
     def owners(self) -> Tensor:
@@ -101,9 +109,11 @@ class Rows:
 
     def only(self, kept: Tensor) -> "Rows":
         """The rows that are kept, [n] bool."""
+        owners = None if self._owners is None else self._owners[kept]
         if self._mix is None:
-            return Rows(self.geometry, self.part, list(compress(self.chosen, kept.tolist())))
-        return Rows(self.geometry, self.part, None, self._mix[kept], self.owners[kept])
+            chosen = list(compress(self.chosen, kept.tolist()))
+            return Rows(self.geometry, self.part, chosen, None, owners, self._formed)
+        return Rows(self.geometry, self.part, None, self._mix[kept], owners, self._formed)
 
     def mixtures(self, weights: Tensor, owners: Tensor | None = None) -> "Rows":
         """Weighted sums of these rows, by weights [k, n]; the origin has the rest.
@@ -113,33 +123,43 @@ class Rows:
         mix = weights @ self.mix
         mix[:, -1] += 1 - mix.sum(dim=1)
         whose = self.owners if owners is None else (owners.double() @ self.owners.double()) > 0
-        return Rows(self.geometry, self.part, None, mix, whose)
+        return Rows(self.geometry, self.part, None, mix, whose, self._formed)
 
     def squared_norms(self) -> Tensor:
         """||row||^2 -> [n] in float64."""
-        if self._mix is None:
-            return self.geometry.squared_norms[self.chosen]
-        from_origin = self._mix.clone()
-        from_origin[:, -1] = -from_origin[:, :-1].sum(dim=1)  # not 1 less: a weight of 1e-20 would be lost
-        return ((from_origin @ self.geometry.products) * from_origin).sum(dim=1).clamp_(min=0)
+        if self._mix is not None:
+            squares, parts = lengths(self._mix, self.geometry.products_around(None))
+            if not self._form_if_cancelled(squares, parts):
+                return squares.clamp_(min=0)
+        return self.geometry.squared_norms[self.chosen]
 
     def squared_distances(self) -> Tensor:
         """||row_i - row_j||^2 -> [n, n] in float64."""
-        if self._mix is None:
+        if self._mix is None or self._form_if_cancelled(*lengths(self._mix, self.geometry.products)):
             return self.geometry.squared_distances[self.chosen][:, self.chosen]
         differences = self._mix[:, None] - self._mix
         return ((differences @ self.geometry.products) * differences).sum(dim=-1).clamp_(min=0)
 
     def products(self) -> Tensor:
         """<row_i - c, row_j - c> -> [n, n] in float64, around a point c that keeps them precise."""
+        if self._mix is not None:
+            self._form_if_cancelled(*lengths(self._mix, self.geometry.products))
         return self.mix @ self.geometry.products @ self.mix.T
 
     def products_around(self, centre: Tensor | None) -> Tensor:
         """<row_i - centre, row_j - centre> -> [n, n] in float64; None: the origin."""
-        return self.mix @ self.geometry.products_around(centre, bool(self.mix[:, -1].any())) @ self.mix.T
+        products = self.geometry.products_around(centre, bool(self.mix[:, -1].any()))
+        if self._mix is not None and self._form_if_cancelled(*lengths(self._mix, products)):
+            products = self.geometry.products_around(centre)
+        return self.mix @ products @ self.mix.T
 
     def dots(self, vector: Tensor) -> Tensor:
         """<row, vector> -> [n] in float64."""
+        if self._mix is not None:
+            parts = self._mix[:, :-1].abs() @ self.geometry.usable_squares.sqrt()
+            # Rounding errors of parts of about the same lengths are small beside the other rows.
+            if bool(parts.max() * CANCELLED > parts.min()):
+                self._form_if_cancelled(*lengths(self._mix, self.geometry.products_around(None)))
         dots = passes.dots(self.geometry.candidates, vector)[self.chosen]
         return dots if self._mix is None else self._mix[:, self.chosen] @ dots
 
@@ -154,7 +174,21 @@ class Rows:
 
     def tensor(self) -> Tensor:
         """The rows as a new tensor [n, d]."""
-        return torch.cat([block for _, block in self.blocks()], dim=1).to(self.geometry.candidates.dtype)
+        out = self.geometry.candidates.new_empty(self.n, self.d)
+        for columns, block in self.blocks():
+            out[:, columns] = block
+        return out
+
+    def _form_if_cancelled(self, squares: Tensor, parts: Tensor) -> bool:
+        """Forms the mixtures if a squared length, of these, is too small beside the lengths of its parts."""
+        lost = bool((squares < CANCELLED * parts.square()).any())
+        if lost:
+            assert self._mix is not None
+            self._owners, self._formed = self.owners, Formed(self.received, self._of_workers(self._mix[:, :-1]))
+            self.geometry, self._chosen, self._mix = Geometry(self.tensor()), list(range(self.n)), None
+            self.__dict__.pop("mix", None)
+        self._precise = True
+        return lost
 
     def _made_of(self, block: Tensor) -> Tensor:
         """The rows from a block [m, k] of the candidates -> [n, k]."""
@@ -219,14 +253,20 @@ class Rows:
 
     def weighted_sum(self, weights: Tensor, scores: Tensor | None = None, state: object = None) -> Aggregate:
         """weights [n] @ rows."""
-        return self.result(passes.weighted_sum(self.geometry.candidates, self._shares(weights)), weights, scores, state)
+        shares = (weights @ self.mix)[:-1]
+        update = passes.weighted_sum(self.geometry.candidates, shares)
+        if self._mix is not None and not self._precise:
+            parts = shares.abs() @ self.geometry.usable_squares.sqrt()
+            if self._form_if_cancelled(passes.squared_norms(update[None])[0], parts):
+                return self.weighted_sum(weights, scores, state)
+        return self.result(update, weights, scores, state)
 
     def columnwise(self, formula: str, trim: int | None = None) -> Aggregate:
         """A formula of `sorting_network` for each column. It drops `trim` values, counting the unusable candidates.
 
         Without `trim`, any number of candidates may be unusable.
         """
-        if self._mix is None and self._chosen is None:
+        if not self.mixed and self._chosen is None:
             # Nearly always all candidates are usable. If so, the update is finite, and finding out costs no pass.
             everyone = Rows(self.geometry, self.part, list(range(self.m)))
             update = everyone._columns(Columns(formula, trim or 0))
@@ -265,7 +305,11 @@ class Rows:
 
     def _shares(self, weights: Tensor) -> Tensor:
         """The weights of the candidates [m], from those of the rows [n]."""
-        return (weights @ self.mix)[:-1]
+        return self._of_workers((weights @ self.mix)[:-1])
+
+    def _of_workers(self, weights: Tensor) -> Tensor:
+        """Weights [..., m] of the candidates as received."""
+        return weights if self._formed is None else weights @ self._formed.shares
 
     def remembered(self, state: object, start: float) -> Tensor:
         """One number for each worker [m]: the state of the rule, or `start` at the first step."""
@@ -291,9 +335,8 @@ class Rows:
         return owners @ values / owners.sum(dim=1)
 
 
-def keep_lowest(values: Tensor, num: int, ties: Tensor | None = None) -> Tensor:
-    """[n] bool: the `num` lowest values; a tie goes to the lower of `ties` [n], then to the lower row."""
-    order = torch.arange(len(values), device=values.device) if ties is None else ties.argsort(stable=True)
-    kept = torch.zeros(len(values), dtype=torch.bool, device=values.device)
-    kept[order[values[order].argsort(stable=True)[:num]]] = True
-    return kept
+class Formed(NamedTuple):
+    """What rows were formed from."""
+
+    received: Geometry
+    shares: Tensor  # [n, m]: the weights of the candidates in each row

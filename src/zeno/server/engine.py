@@ -42,6 +42,7 @@ class Engine:
         self._thread = ThreadScorer() if rule.scores_on_arrival and cluster.remote and scorer is None else None
         source = DatasetSamples(dataset, samples, seed)
         self.core = Core(problem, rule, source, scorer or self._thread, check_on_one_core=True)
+        self.core.state = rule.first_state(source.secret)
         self._trials: StepOracle | None = None  # of the trials since the parameters last changed
 
     def step(self, number: int, skip: Collection[int] = NOBODY) -> Step:

@@ -11,6 +11,7 @@ from torch import Tensor
 from zeno.problem.dataset import Batch, Dataset, draw, generator
 from zeno.rules.rule import Rule
 
+IN_SECRET = 16  # samples that a secret is made from
 ONE_SIDED = 10_000  # samples that may be in the same half, one after the other
 
 
@@ -31,6 +32,11 @@ class DatasetSamples:
     dataset: Dataset
     indices: Tensor  # which samples of the dataset are the server's
     seed: int
+
+    def secret(self) -> int:
+        """A number from the seed and from samples of the server: the same run has it again, and no worker knows it."""
+        some = self.dataset.batch(self.indices[:IN_SECRET])
+        return int.from_bytes(_digest(*some, salt=str(self.seed), size=8), "big")
 
     def take(self, size: int, role: str, step: int, number: int = 0, half: int | None = None) -> Batch:
         indices = self.indices if half is None else self.indices[half::2]
@@ -122,5 +128,9 @@ class LoaderSamples:
 
 def half_of(*parts: Tensor) -> int:
     """0 or 1, by the content of a sample."""
-    content = b"".join(part.detach().reshape(-1).view(torch.uint8).cpu().numpy().tobytes() for part in parts)
-    return hashlib.blake2b(content, digest_size=1).digest()[0] % 2
+    return _digest(*parts, size=1)[0] % 2
+
+
+def _digest(*parts: Tensor, size: int, salt: str = "") -> bytes:
+    content = [part.detach().reshape(-1).view(torch.uint8).cpu().numpy().tobytes() for part in parts]
+    return hashlib.blake2b(b"".join([*content, salt.encode()]), digest_size=size).digest()

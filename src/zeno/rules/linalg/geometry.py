@@ -13,6 +13,9 @@ from torch import Tensor
 from zeno.rules.linalg import passes
 
 NEARLY_EQUAL = 0.01  # squared distances below this share of the squared norms have lost too many digits
+CANCELLED = 1e-3
+"""A mixture whose squared length is below this share of that of its parts has lost too many digits. A mean of n honest
+rows has a share of 1 / n or more."""
 
 
 class Geometry:
@@ -34,9 +37,17 @@ class Geometry:
 
         All rows of finite float32 are usable. A row of float64 beyond 1e154 counts as infinite.
         """
+        return self._squares.isfinite()
+
+    @property
+    def usable_squares(self) -> Tensor:
+        """||x||^2 -> [m] in float64; 0 for unusable rows."""
+        return self._squares.where(self.usable, 0)
+
+    @property
+    def _squares(self) -> Tensor:
         # If a rule asked for the products around the origin, they contain these sums already.
-        squares = self._around_origin.diagonal() if "_around_origin" in self.__dict__ else self.squared_norms
-        return squares.isfinite()
+        return self._around_origin.diagonal() if "_around_origin" in self.__dict__ else self.squared_norms
 
     @cached_property
     def squared_norms(self) -> Tensor:
@@ -81,7 +92,7 @@ class Geometry:
             lost[index[:, None], index] = False
         return distances
 
-    def products_around(self, centre: Tensor | None, with_origin: bool) -> Tensor:
+    def products_around(self, centre: Tensor | None, with_origin: bool = False) -> Tensor:
         """`products` around a given centre; None: the origin. Only `with_origin` is the last x the origin."""
         products = self._around_origin if centre is None else self._products(centre)
         if centre is None or not with_origin:
@@ -128,3 +139,8 @@ def squared_distances(products: Tensor) -> Tensor:
     distances = (squares[:, None] + squares - 2 * products).clamp_(min=0)
     # Distances between numbers beyond 1e150 overflow float64.
     return distances.nan_to_num_(torch.inf, torch.inf).fill_diagonal_(0)
+
+
+def lengths(mix: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
+    """The squared length of each mixture by [n, k] weights, and the sum of the lengths of its parts: [n] each."""
+    return ((mix @ products) * mix).sum(dim=1), mix.abs() @ products.diagonal().clamp(min=0).sqrt()
