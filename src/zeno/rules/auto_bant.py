@@ -44,13 +44,13 @@ class AutoBANT(Rule):
 
     def _gradient(self, rows: Rows, oracle: Oracle, logs: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient [d] after the update with these weights; without the longest rows if it is not finite."""
-        while True:
+        for _ in range(rows.n):
             gradient = rows.server_gradient(oracle, after=rows.weighted_sum(logs.softmax(dim=0)).update)
             if all_finite(gradient):
                 return logs, gradient
             rows.server_gradient(oracle)  # raises if the server's samples are to blame
-            inside = logs > -torch.inf
-            longest = torch.where(inside, rows.squared_norms(), -1).argmax()
+            longest = torch.where(logs > -torch.inf, rows.squared_norms(), -1).argmax()
             logs = logs.index_fill(0, longest, -torch.inf)
-            if int(inside.sum()) == 1:
-                raise TooFewUsable.of(self, 1, torch.zeros(rows.m, dtype=torch.bool))
+            if not bool((logs > -torch.inf).any()):
+                break
+        raise TooFewUsable.of(self, 1, torch.zeros(rows.m, dtype=torch.bool))

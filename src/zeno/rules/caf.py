@@ -28,7 +28,7 @@ def filtered(products: Tensor, least_sum: int) -> Tensor:
     """Weights [n] that sum to 1, from <row_i - c, row_j - c>."""
     c = torch.ones_like(products[0])
     best, least = c / c.sum(), torch.inf
-    while True:
+    for _ in range(len(c)):  # each round ends with one more weight of 0
         mean = c / c.sum()
         at = products @ mean
         centred = products - at[:, None] - at + mean @ at  # <row_i - mean_c, row_j - mean_c>
@@ -40,5 +40,6 @@ def filtered(products: Tensor, least_sum: int) -> Tensor:
         along = (centred @ (root * vector)) * (c > 0)
         along = (along / along.abs().max().clamp(min=1e-300)).square()  # t, up to a factor
         if float(c.sum()) <= least_sum or float(along.max()) <= 0:
-            return best
+            break
         c = c * (1 - along / along.max())
+    return best

@@ -267,10 +267,10 @@ class Rows:
         Without `trim`, any number of candidates may be unusable.
         """
         if not self.mixed and self._chosen is None:
-            # Nearly always all candidates are usable. If so, the update is finite, and finding out costs no pass.
+            # Nearly always all candidates are usable. If so, the update shows it, and finding out costs no pass.
             everyone = Rows(self.geometry, self.part, list(range(self.m)))
             update = everyone._columns(Columns(formula, trim or 0))
-            if passes.all_finite(update):
+            if passes.all_moderate(update):
                 return everyone.result(update)
             del update  # its memory is needed again
         return self.result(self._columns(Columns(formula, 0 if trim is None else self.remaining(trim))))

@@ -37,8 +37,8 @@ class SMEA(Rule):
 def least_varying(products: Tensor, num: int) -> Tensor:
     """[n] bool: the `num` rows whose covariance has the least top eigenvalue, from <row_i - c, row_j - c>."""
     groups, best, least = combinations(range(len(products)), num), torch.arange(num), torch.inf
-    while chunk := list(islice(groups, AT_ONCE)):
-        members = torch.tensor(chunk, device=products.device)  # [k, num]
+    for _ in range(0, comb(len(products), num), AT_ONCE):
+        members = torch.tensor(list(islice(groups, AT_ONCE)), device=products.device)  # [k, num]
         centred = products[members[:, :, None], members[:, None, :]]
         centred = centred - centred.mean(dim=1, keepdim=True)
         centred = centred - centred.mean(dim=2, keepdim=True)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from zeno.rules.fltrust import cosines_of, trust
-from zeno.rules.linalg.passes import weighted_sum, working_dtype
+from zeno.rules.linalg.passes import LARGEST, weighted_sum, working_dtype
 from zeno.rules.linalg.simplex import nearest_mixture
 from zeno.rules.linalg.sketch import sketch
 from zeno.rules.parameters import AT_LEAST_1, NON_NEGATIVE, Requirement
@@ -65,7 +65,7 @@ class ZenoAuto(Rule):
         halves = rows.server_gradients(oracle)  # [2, d]
         memory = Memory.of(state, candidates, halves, self.sketch)
         sketches, half_sketches = memory.sketch(candidates), memory.sketch(halves)  # [m, k], [2, k]
-        usable = sketches.square().sum(dim=1).isfinite()
+        usable = sketches.square().sum(dim=1) <= LARGEST**2
         sketches[~usable] = 0
         o, g = half_sketches
         choice = _choice(torch.cat([sketches, o[None]]))  # [m + 1]

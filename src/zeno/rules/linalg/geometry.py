@@ -33,11 +33,11 @@ class Geometry:
 
     @cached_property
     def usable(self) -> Tensor:
-        """[m] bool: the rows in which every number, and the sum of their squares in float64, is finite.
+        """[m] bool: the rows in which every number is finite, and which are no longer than `passes.LARGEST`.
 
-        All rows of finite float32 are usable. A row of float64 beyond 1e154 counts as infinite.
+        All rows of finite float32 are usable.
         """
-        return self._squares.isfinite()
+        return self._squares <= passes.LARGEST**2  # False for NaN
 
     @property
     def usable_squares(self) -> Tensor:
@@ -83,7 +83,9 @@ class Geometry:
         distances, squares = squared_distances(products), products.diagonal()
         # Other crowds, much nearer to each other than to c: each gets its own centre.
         lost = (distances < NEARLY_EQUAL * (squares[:, None] + squares)).fill_diagonal_(False)
-        while bool(lost.any()):
+        for _ in range(len(lost)):  # each round settles all distances of one row
+            if not bool(lost.any()):
+                break
             centre = int(lost.sum(dim=1).argmax())
             crowd = [*lost[centre].nonzero().flatten().tolist(), centre]
             around = self._products(self.candidates[centre], crowd)
@@ -136,9 +138,7 @@ class Geometry:
 def squared_distances(products: Tensor) -> Tensor:
     """||x_i - x_j||^2 [n, n] from <x_i - c, x_j - c>, whatever c is."""
     squares = products.diagonal()
-    distances = (squares[:, None] + squares - 2 * products).clamp_(min=0)
-    # Distances between numbers beyond 1e150 overflow float64.
-    return distances.nan_to_num_(torch.inf, torch.inf).fill_diagonal_(0)
+    return (squares[:, None] + squares - 2 * products).clamp_(min=0).fill_diagonal_(0)
 
 
 def lengths(mix: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,8 @@ from torch import Tensor
 WIDTH = 65_536  # columns in a piece: a few rows of them fit the second-level cache
 BLOCK = 8192  # columns that are summed in float32 before float64 takes over
 COPIED = 4 * BLOCK  # columns in a piece that is copied: small enough to be read again from cache
+LARGEST = 1e140
+"""The length that a row may have. The sum of a billion squares of such lengths, and products of them, are finite."""
 TINY = 2.0**-100  # weights below this, or above its inverse, are not for float32
 
 
@@ -38,6 +40,14 @@ def all_finite(vector: Tensor) -> bool:
     if bool(total.isfinite()):  # NaN and Inf never sum up to a finite number
         return True
     return all(bool(piece.isfinite().all()) for piece in vector.split(WIDTH))
+
+
+def all_moderate(vector: Tensor) -> bool:
+    """Whether every number of [d] is finite and at most `LARGEST`, as all finite float32 are."""
+    if vector.dtype != torch.float64:
+        return all_finite(vector)
+    low, high = vector.aminmax()
+    return bool((low >= -LARGEST) & (high <= LARGEST))  # False for NaN
 
 
 def squared_norms(rows: Tensor) -> Tensor:

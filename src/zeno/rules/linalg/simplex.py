@@ -24,7 +24,9 @@ def nearest_mixture(errors: Tensor) -> Tensor:
     problem = _Problem(products + ROUNDING * squares.diag(), squares.sqrt())
     support = torch.ones(len(squares), dtype=torch.bool)
     weights = problem.solve(support)
-    while bool((weights < 0).any()):  # a first guess, from above: each round leaves fewer
+    for _ in range(len(squares)):  # a first guess, from above: each round leaves fewer
+        if not bool((weights < 0).any()):
+            break
         support = weights > 0
         weights = problem.solve(support)
     for _ in range(10 * len(squares)):  # each round lowers the objective

@@ -49,15 +49,10 @@ def comparators(n: int, wanted: tuple[int, ...]) -> tuple[Comparator, ...]:
 def _merge_exchange(n: int) -> list[tuple[int, int]]:
     """Batcher's merge exchange (Knuth, The Art of Computer Programming, volume 3, algorithm 5.2.2M)."""
     pairs = []
-    p = top = 1 << max(0, (n - 1).bit_length() - 1)
-    while p > 0:
-        q, r, distance = top, 0, p
-        while True:
+    powers = [1 << bit for bit in reversed(range(max(1, (n - 1).bit_length())))]
+    for number, p in enumerate(powers):
+        for distance, r in [(p, 0), *((q - p, p) for q in powers[:number])]:
             pairs += [(i, i + distance) for i in range(n - distance) if i & p == r]
-            if q == p:
-                break
-            distance, q, r = q - p, q // 2, p
-        p //= 2
     return pairs
 
 
