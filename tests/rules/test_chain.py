@@ -169,7 +169,7 @@ class FirstRow(zeno.Rule):
         assert candidates.isfinite().all()
         rows = torch.arange(len(candidates))
         count = state + 1 if isinstance(state, int) else 1
-        return zeno.Aggregate(candidates[0], (rows == 0).double(), -rows.double(), count, own=0.25)
+        return zeno.Aggregate(candidates[0], (rows == 0).double(), -rows.double(), count, own=0.25, note="by chance")
 
 
 def test_a_users_rule_that_overrides_only_call_can_end_a_chain() -> None:
@@ -187,7 +187,7 @@ def test_a_chain_passes_on_all_that_its_last_rule_states_and_returns() -> None:
     result = rule(candidates)
     assert result.scores is not None
     assert result.scores.tolist() == [-math.inf, 0.0, -1.0, -2.0]
-    assert result.own == 0.25
+    assert (result.own, result.note) == (0.25, "by chance")
     assert result.state == (None, 1)
     assert rule(candidates, state=result.state).state == (None, 2)
     assert zeno.chain(zeno.NNM(1), zeno.Zeno(trim=1, batch_size=6)).samples == 6

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import zeno
 from zeno.problem.oracle import LossOracle
+from zeno.rules.rule import Rows
 from zeno.server.core import STATISTICS_SAMPLES, Clock, Core, Step
 from zeno.workers.reply import NO_REPLY
 
@@ -306,3 +307,20 @@ def test_time_in_an_inner_phase_does_not_count_for_the_outer_one() -> None:
             time.sleep(0.05)
     assert clock.seconds["scores"] >= 0.1
     assert clock.seconds["rule"] < 0.05
+
+
+def test_the_note_of_an_aggregate_is_on_the_record() -> None:
+    class Noting(zeno.Rule):
+        def __call__(
+            self, candidates: Tensor, oracle: zeno.Oracle | None = None, state: object = None
+        ) -> zeno.Aggregate:
+            return zeno.Aggregate(candidates[0], torch.ones(2), note="gave up")
+
+    for rule, note in ((Noting(), "gave up"), (zeno.Mean(), None)):
+        own, _ = core_of(rule)
+        step = Step(own, 0, 2, torch.zeros(2), 0.1)
+        step.receive_all(torch.ones(2, 2))
+        step.run_rule()
+        record = step.record()
+        assert record.note == note
+        assert zeno.Record.from_json(record.to_json()).note == note

@@ -41,6 +41,7 @@ class Aggregate(NamedTuple):
     scores: Tensor | None = None  # [m], higher is more trusted; None where the rule does not rank
     state: object = None  # what the rule wants back at the next step; from a checkpoint, its tensors are on the CPU
     own: float = 0.0  # the share of the server's own gradient in the update
+    note: str | None = None  # what the rule could not do as documented at this step; it goes on the record
 
     @property
     def kept(self) -> Tensor:

@@ -301,7 +301,7 @@ class Rows:
     def in_terms_of_workers(self, found: Aggregate) -> Aggregate:
         """The aggregate of a rule that took these rows for the candidates."""
         result = self.result(found.update, found.weights.to(torch.float64), found.scores, found.state)
-        return result._replace(own=found.own)
+        return result._replace(own=found.own, note=found.note)
 
     def _shares(self, weights: Tensor) -> Tensor:
         """The weights of the candidates [m], from those of the rows [n]."""

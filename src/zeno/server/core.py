@@ -163,6 +163,7 @@ class Step:
                 "scores": None if scores is None else finite(scores.tolist()),
                 "weights": [float(f"{weight:.4g}") for weight in self.aggregate.weights.tolist()],
                 "own": float(f"{self.aggregate.own:.4g}"),
+                "note": self.aggregate.note,
             }
         return Record(
             step=self.number,
