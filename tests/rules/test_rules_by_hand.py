@@ -139,6 +139,26 @@ def test_dnc_drops_who_stands_out_and_draws_other_coordinates_at_every_step() ->
     assert kept == [few(candidates, state=(3, step)).kept.tolist() for step in range(5)]
 
 
+@pytest.mark.parametrize("sizes", [(1e12, 1e6, 1e6, 1e6), (1e12, 1e12, 1e6, 1e3), (1e12, 1e9, 1e6, 1e3)])
+def test_dnc_tolerates_candidates_of_very_different_sizes_after_arc(sizes: tuple[float, ...]) -> None:
+    torch.manual_seed(0)
+    candidates = 1 + torch.randn(20, 500)
+    candidates[:4] = torch.tensor(sizes)[:, None] * torch.randn(500)
+    good = candidates[4:].mean(dim=0)
+    assert (zeno.DnC(faulty=4)(candidates).update - good).norm() > 1e3  # as its documentation says
+    after_arc = zeno.chain(zeno.ARC(faulty=4), zeno.DnC(faulty=4))(candidates)
+    assert (after_arc.update - good).norm() < 0.1 * good.norm()
+    assert not after_arc.kept[:4].any()
+
+
+def test_dnc_tolerates_candidates_that_stand_out_by_the_same_size() -> None:
+    for seed in range(20):
+        torch.manual_seed(seed)
+        candidates = 1 + torch.randn(20, 500)
+        candidates[:4] = 1e12 * torch.randn(500)
+        assert zeno.DnC(faulty=4)(candidates).kept.tolist() == [False] * 4 + [True] * 16
+
+
 def test_signguard_drops_odd_sizes_and_odd_signs() -> None:
     good = torch.tensor([[1.0, 1.0, 1.0, -1.0]])
     candidates = torch.cat([good, good, 1.2 * good, 0.8 * good, -good, 50 * good, 0.01 * good])

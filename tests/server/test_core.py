@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import zeno
 from zeno.problem.oracle import LossOracle
-from zeno.rules.rule import Rows
 from zeno.server.core import STATISTICS_SAMPLES, Clock, Core, Step
 from zeno.workers.reply import NO_REPLY
 

@@ -94,7 +94,7 @@ def _fits(record: Record, workers: int) -> bool:
             and all(isinstance(number, int | float) and math.isfinite(float(number)) for number in numbers)
             and all(type(some) is list for some in lists)
             and all(type(worker) is int and 0 <= worker < workers for worker in named)
-            and (record.skipped is None or type(record.skipped) is str)
+            and all(text is None or type(text) is str for text in (record.skipped, record.note))
         )
     except (AttributeError, TypeError, ValueError, OverflowError):
         return False

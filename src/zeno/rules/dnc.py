@@ -18,6 +18,10 @@ class DnC(Rule):
     In each set, the `faulty` largest projections on the top singular vector are dropped. The sets are a secret of the
     server, as the order of `Bucketing` is; with a `seed`, they follow from it and the step. Should every candidate be
     dropped somewhere, those dropped least often are kept.
+
+    As published, all are compared once, along one direction. So `faulty` workers are tolerated if they stand out by
+    about the same size, and a large gradient hides behind a much larger one: of 1e12 * a and 1e6 * a, only the first is
+    dropped. `chain(ARC(faulty), DnC(faulty))` tolerates these too, since ARC limits all sizes first.
     """
 
     faulty: Tolerated
