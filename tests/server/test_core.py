@@ -48,8 +48,8 @@ class FakeScorer:
     def add(self, worker: int, candidate: Tensor) -> None:
         self.added.append((worker, candidate.tolist()))
 
-    def descents(self) -> Tensor:
-        return 10 - torch.arange(self.size, dtype=torch.float64)
+    def descents(self) -> tuple[Tensor, dict[int, str]]:
+        return 10 - torch.arange(self.size, dtype=torch.float64), {}
 
     def close(self) -> None: ...
 

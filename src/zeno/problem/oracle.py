@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from zeno.problem.dataset import Batch
+from zeno.problem.errors import text_of
 from zeno.problem.threads import one_thread, side_by_side
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class LossOracle:
     def descents(self, candidates: Tensor | Sequence[Tensor]) -> Tensor:
         """By how much each candidate u [m, d] lowers the loss: f_r(x) - f_r(x - lr * u) -> [m], float64.
 
-        NaN for a candidate that is not finite.
+        NaN for a candidate that is not finite, or after which the loss raises. An exception at x itself is raised.
         """
         return self.descents_in_parts(candidates, 1)[:, 0]
 
@@ -63,14 +64,23 @@ class LossOracle:
 
         How far they differ shows how far their mean can be trusted. Samples that are left over are in no part.
         """
+        return self.trials(candidates, parts)[0]
+
+    def trials(self, candidates: Tensor | Sequence[Tensor], parts: int = 1) -> tuple[Tensor, dict[int, str]]:
+        """The descents in parts [m, parts], and what the loss raised, by row, where it raised after that candidate."""
         losses = torch.empty(len(candidates), parts, dtype=torch.float64)
-        start, seconds = self._start(parts)
+        raised: dict[int, str] = {}
+        start, seconds = self._start(parts)  # an exception at x is not the fault of a candidate
 
         def loss_after(problem: "Problem", row: int) -> list[float]:
             u = candidates[row].detach()
             # x - lr * u is in the cache: only if its sum is not finite is each number of u checked.
             finite = bool(self._step(problem, u).sum().isfinite()) or bool(u.isfinite().all())
-            return problem.losses_here(self.batch, parts) if finite else [float("nan")] * parts
+            try:
+                return problem.losses_here(self.batch, parts) if finite else [float("nan")] * parts
+            except Exception as error:  # a model or a loss that checks its input
+                raised[row] = text_of(error)
+                return [float("nan")] * parts
 
         at_once = min(torch.get_num_threads(), len(candidates)) if seconds > WORTH_A_THREAD else 1
         problems = self.problem.replicas(at_once, self.batch)
@@ -81,20 +91,23 @@ class LossOracle:
                 losses[row] = torch.tensor(loss, dtype=torch.float64)
         if problems == [self.problem]:
             self.problem.load(self.params)
-        return (start - losses).to(self.params.device)
+        return (start - losses).to(self.params.device), raised
 
     def gradient(self, after: Tensor | None = None) -> Tensor:
         """The gradient of f_r at x, or at x - lr * after -> [d]. To first order, the descent is lr * <gradient, u>.
 
-        Not finite if the loss after such a step is not.
+        Not finite if the loss after such a step is not, or raises. An exception at x itself is raised.
         """
         if after is None:
             return self._gradient
         with one_thread(), self._scoring(self.problem):
             self._step(self.problem, after.detach())
-            gradient = self.problem.gradient_here(self.batch)
-            self.problem.load(self.params)
-        return gradient
+            try:
+                return self.problem.gradient_here(self.batch)
+            except Exception:
+                return torch.full_like(self.params, torch.nan)
+            finally:
+                self.problem.load(self.params)
 
     @cached_property
     def _gradient(self) -> Tensor:

@@ -33,7 +33,7 @@ from zeno.rules.streaming import Arrivals
 from zeno.rules.zeno import Zeno
 from zeno.server.samples import SampleSource
 from zeno.server.scorers import Scorer
-from zeno.workers.checks import gradient_error, reply_error
+from zeno.workers.checks import gradient_error, loss_raised, reply_error
 from zeno.workers.reply import NO_REPLY, Reply, ReplyError
 
 STATISTICS_SAMPLES = 256  # that running statistics are computed from
@@ -108,7 +108,7 @@ class Step:
             assert reply.gradient is not None
             if self._best is not None:
                 self._best.add(reply.worker, reply.gradient)
-                return None
+                return next(iter(self._oracle.take_errors([reply.gradient]).values()), None)
             self._rows[reply.worker] = reply.gradient.detach()
         self._oracle.arrived(reply.worker, self._rows)
         return None
@@ -136,6 +136,8 @@ class Step:
                     self.aggregate = self.core.rule(self._candidates(), self._oracle, self.core.state)
             except TooFewUsable as failure:
                 self.failure = failure
+        if self._best is None:
+            self.errors |= self._oracle.take_errors(self._candidates())
         return self.aggregate
 
     def _candidates(self) -> Tensor:
@@ -211,6 +213,7 @@ class StepOracle:
     lr: float | Tensor
     clock: Clock = field(default_factory=Clock)
     scorer: Scorer | None = None  # scores candidates as they arrive
+    _raised: dict[int, str] = field(default_factory=dict)  # what the loss raised, by address of the candidate tried
     _scoring: bool = False  # whether one has arrived
     _draws: int = 0  # of fresh samples
     _oracles: dict[tuple[int, int, int | None], LossOracle] = field(default_factory=dict)  # by samples, draw and half
@@ -229,8 +232,18 @@ class StepOracle:
     def descents(self, candidates: Tensor | Sequence[Tensor]) -> Tensor:  # [m]
         with self.clock("scores"):
             if self.scorer is not None and self._scoring:
-                return self.scorer.descents().to(self.x.device)
-            return self._oracle.descents(candidates)
+                found, raised = self.scorer.descents()
+            else:
+                in_parts, raised = self._oracle.trials(candidates)
+                found = in_parts[:, 0]
+        self._raised |= {candidates[row].data_ptr(): text for row, text in raised.items()}
+        return found.to(self.x.device)
+
+    def take_errors(self, candidates: Tensor | Sequence[Tensor]) -> dict[int, ReplyError]:
+        """Which of these candidates made the loss raise when they were tried; what a mixture did is nobody's error."""
+        addresses = {candidate.data_ptr(): row for row, candidate in enumerate(candidates)} if self._raised else {}
+        raised, self._raised = self._raised, {}
+        return {addresses[at]: loss_raised(text) for at, text in raised.items() if at in addresses}
 
     def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:  # [m, p]
         self._draws += 1

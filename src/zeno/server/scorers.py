@@ -19,8 +19,8 @@ class Scorer(Protocol):
     def add(self, worker: int, candidate: Tensor) -> None:
         """Scores a candidate [d], which must not change until the step is over."""
 
-    def descents(self) -> Tensor:
-        """[m] in float64, NaN where nothing was added; waits for what is not finished."""
+    def descents(self) -> tuple[Tensor, dict[int, str]]:
+        """[m] in float64, NaN where nothing was added, and what the loss raised, by worker; waits for all of them."""
 
     def close(self) -> None: ...
 
@@ -34,6 +34,7 @@ class ThreadScorer:
     def begin(self, oracle: LossOracle, size: int) -> None:
         self._oracle = oracle
         self._descents = torch.full((size,), torch.nan, dtype=torch.float64)
+        self._raised: dict[int, str] = {}
         self._arrived: deque[tuple[int, Tensor]] = deque()
         self._jobs: list[Future[None]] = []
 
@@ -45,12 +46,15 @@ class ThreadScorer:
         waiting = self._arrived
         arrived = dict(waiting.popleft() for _ in range(len(waiting)))
         if arrived:
-            self._descents[list(arrived)] = self._oracle.descents(list(arrived.values())).cpu()
+            workers = list(arrived)
+            found, raised = self._oracle.trials(list(arrived.values()))
+            self._descents[workers] = found[:, 0].cpu()
+            self._raised |= {workers[row]: text for row, text in raised.items()}
 
-    def descents(self) -> Tensor:
+    def descents(self) -> tuple[Tensor, dict[int, str]]:
         for job in self._jobs:
             job.result()
-        return self._descents
+        return self._descents, self._raised
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -36,3 +36,7 @@ def reply_error(reply: Reply, step: int, like: Tensor, *, finite: bool = True) -
 
 def malformed(text: str) -> ReplyError:
     return ReplyError(ErrorKind.MALFORMED, text)
+
+
+def loss_raised(text: str) -> ReplyError:
+    return ReplyError(ErrorKind.LOSS_RAISED, f"sent a gradient after which the loss raises {text}")

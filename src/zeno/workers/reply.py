@@ -15,6 +15,7 @@ class ErrorKind(str, Enum):
     DIED = "died"  # the worker's process is gone
     RAISED = "raised"  # the worker raised an exception
     NOT_FINITE = "not finite"  # a gradient with NaN or Inf
+    LOSS_RAISED = "loss raised"  # a gradient after which the server's loss raises an exception
     MALFORMED = "malformed"  # not a gradient of this step: another type, shape, dtype or step
     OTHER = "other"
 

@@ -581,7 +581,26 @@ def test_scores_on_small_samples_have_the_same_bits_on_scorers() -> None:
         scorers.begin(oracle, 6)
         for worker in range(6):
             scorers.add(worker, candidates[worker])
-        assert scorers.descents().tolist() == expected.tolist()
+        assert scorers.descents()[0].tolist() == expected.tolist()
+    finally:
+        scorers.close()
+
+
+def test_scorers_say_after_which_candidates_the_loss_raises() -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        assert float(outputs.abs().max()) < 1e6, "too large"
+        return outputs.square().mean()
+
+    problem = Problem(nn.Linear(8, 2), loss)
+    oracle = problem.at(problem.flat.clone(), 0.1, zeno.Batch(torch.randn(4, 8), torch.arange(4) % 2))
+    scorers = RayScorers(problem, 1)
+    try:
+        scorers.begin(oracle, 3)
+        scorers.add(0, torch.zeros(problem.size))
+        scorers.add(2, torch.full((problem.size,), 1e30))
+        descents, raised = scorers.descents()
+        assert raised == {2: "AssertionError: too large"}
+        assert descents.isnan().tolist() == [False, True, True]
     finally:
         scorers.close()
 
@@ -599,7 +618,7 @@ def test_a_scorer_that_dies_or_hangs_changes_no_score(number: signal.Signals, mo
                 scorers.add(worker, candidates[worker])
                 if step == worker == 0:
                     os.kill(find_ray().get(scorers.actors[1].here.remote()), number)
-            found = scorers.descents()
+            found, _ = scorers.descents()
             assert found[[0, 1, 2, 4]].tolist() == expected[[0, 1, 2, 4]].tolist()
             assert found[[3, 5]].isnan().all()
         assert len(scorers.actors) == (1 if number == signal.SIGSTOP else 2)

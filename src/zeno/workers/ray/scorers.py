@@ -26,14 +26,16 @@ class ScoringActor(Process):
     oracle: LossOracle
     step: int | None = None
 
-    def descent(self, step: int, arrays: tuple[Any, ...], candidate: np.ndarray) -> float:
+    def descent(self, step: int, arrays: tuple[Any, ...], candidate: np.ndarray) -> tuple[float, str | None]:
+        """The descent of a candidate, and what the loss raised if it did."""
         if step != self.step:
             params, buffers, lr, inputs, targets, own_statistics = arrays
             self.content.load_buffers({name: as_tensor(array) for name, array in buffers.items()})
             # Copied: the object store aligns small arrays to less than torch does, and that changes last bits.
             batch = Batch(as_tensor(inputs).clone(), as_tensor(targets).clone())
             self.oracle, self.step = self.content.at(as_tensor(params), lr, batch, own_statistics), step
-        return float(self.oracle.descents([as_tensor(candidate)])[0])
+        found, raised = self.oracle.trials([as_tensor(candidate)])
+        return float(found), raised.get(0)
 
 
 class RayScorers:
@@ -77,9 +79,10 @@ class RayScorers:
             ref = actor.descent.remote(self._steps, self._arrays, find_ray().put(as_array(candidate)))
             self._calls[ref] = worker, actor
 
-    def descents(self) -> Tensor:
+    def descents(self) -> tuple[Tensor, dict[int, str]]:
         ray = find_ray()
         found = torch.full((self._size,), torch.nan, dtype=torch.float64)
+        raised: dict[int, str] = {}
         began = time.monotonic()  # not at the first call: the step may have waited long for its last worker
         waiting, until = list(self._calls), began + LEAST_WAIT
         while waiting and time.monotonic() < until:
@@ -88,8 +91,9 @@ class RayScorers:
             for ref in done:
                 worker = self._calls[ref][0]
                 try:
-                    found[worker] = ray.get(ref)
+                    found[worker], text = ray.get(ref)
                     del self._candidates[worker]
+                    raised |= {} if text is None else {worker: text}
                 except ray.exceptions.RayError as error:
                     log.warning("a scorer failed, the server scores in its place: %s", str(error).splitlines()[0])
         for actor in {self._calls[ref][1] for ref in waiting}:
@@ -97,9 +101,12 @@ class RayScorers:
             ray.kill(actor)
             log.warning("a scorer hangs and is removed; %d are left", len(self.actors))
         if self._candidates:
-            found[list(self._candidates)] = self._oracle.descents(list(self._candidates.values())).cpu()
+            workers = list(self._candidates)
+            here, texts = self._oracle.trials(list(self._candidates.values()))
+            found[workers] = here[:, 0].cpu()
+            raised |= {workers[row]: text for row, text in texts.items()}
         self._calls, self._candidates = {}, {}
-        return found
+        return found, raised
 
     def close(self) -> None:
         ray = find_ray()
