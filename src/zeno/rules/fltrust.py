@@ -27,7 +27,7 @@ class FLTrust(Rule):
 
 def cosines_of(dots: Tensor, norms: Tensor, length: Tensor) -> Tensor:
     """[n] from the products with a vector of this length; 0 for a zero vector."""
-    return (dots / (norms * length)).nan_to_num(0).clamp(-1, 1)
+    return (dots / (norms * length)).nan_to_num(0, 0, 0).clamp(-1, 1)
 
 
 def trust(cosines: Tensor, norms: Tensor, length: Tensor) -> Tensor:

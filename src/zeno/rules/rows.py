@@ -107,6 +107,13 @@ class Rows:
         """[n, m] bool: the workers that each row stands for."""
         return self.mix[:, :-1] != 0 if self._owners is None else self._owners
 
+    @cached_property
+    def factors(self) -> Tensor | None:
+        """[m]: what each candidate is multiplied by, 0 without a row; None if rows are mixtures of several."""
+        part_of = self.mix[:, :-1] != 0
+        scaled = bool((part_of.sum(dim=0) <= 1).all() and (part_of.sum(dim=1) <= 1).all())
+        return self.mix[:, :-1].sum(dim=0) if scaled else None
+
     def only(self, kept: Tensor) -> "Rows":
         """The rows that are kept, [n] bool."""
         owners = None if self._owners is None else self._owners[kept]
