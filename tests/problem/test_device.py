@@ -284,7 +284,8 @@ def test_a_checkpoint_can_be_resumed_on_another_device(
 
 def test_arrivals_stay_on_the_device() -> None:
     with cuda():
-        arrivals = Arrivals(zeno.Zeno(trim=1, rho=0), 3, FakeOracle(lambda rows: rows.sum(dim=1)))
+        oracle = FakeOracle(lambda rows: rows.sum(dim=1))
+        arrivals = Arrivals(zeno.Zeno(trim=1, rho=0), 3, oracle, torch.zeros(5).to("cuda"))
         for worker, number in enumerate((2.0, -1.0, 4.0)):
             arrivals.add(worker, torch.full((5,), number).to("cuda"))
         found = arrivals.result()

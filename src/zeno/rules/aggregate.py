@@ -50,7 +50,10 @@ class Aggregate(NamedTuple):
 
 
 class TooFewUsable(ValueError):  # noqa: N818
-    """More candidates are unusable than the rule tolerates, so the step should be skipped."""
+    """Too little is usable for an update, so the step should be skipped.
+
+    More candidates are unusable than the rule tolerates, or the update that it made of them is not usable itself.
+    """
 
     @classmethod
     def of(cls, rule: object, needed: int, usable: Tensor) -> "TooFewUsable":

@@ -18,6 +18,10 @@ class CenteredClipping(Rule):
     radius: Positive = 10.0
     iterations: PositiveCount = 5
 
+    @property
+    def averages(self) -> bool:
+        return False  # the last update is part of the next
+
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         start = state.to(rows.device) if isinstance(state, Tensor) else None  # a checkpoint's: CPU
         if start is not None and start.shape != (rows.d,):

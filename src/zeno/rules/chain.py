@@ -28,6 +28,10 @@ class Chain(Rule):
     def first_state(self, secret: Callable[[], int]) -> object:
         return tuple(part.first_state(secret) for part in self.parts)
 
+    @property
+    def averages(self) -> bool:
+        return self.rule.averages
+
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         states = list(state) if isinstance(state, tuple) else [None] * len(self.parts)
         if len(states) != len(self.parts):

@@ -35,6 +35,11 @@ class Rule(Part):
         """
         return False
 
+    @property
+    def averages(self) -> bool:
+        """Whether the update is made of candidates alone, by their weights: the server then checks its size."""
+        return True
+
     def __call__(self, candidates: Tensor, oracle: Oracle | None = None, state: object = None) -> Aggregate:
         """The update from all candidates [m, d]; a row of NaN is one without a usable gradient."""
         return self.aggregate(Rows(Geometry(candidates), self), oracle, state)

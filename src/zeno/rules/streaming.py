@@ -14,54 +14,62 @@ from zeno.rules.zeno import Zeno
 class Arrivals:
     """One step of Zeno: `add` each candidate as it arrives, in any order, then take the `result`.
 
-    The aggregate is that of `rule(candidates, oracle)`, in memory for m - trim rows instead of m.
+    The aggregate is that of `rule(candidates, oracle)`, in memory for m - trim + 1 rows instead of m. Candidates need
+    the shape of `like` [d], such as the parameters, and are copied in its dtype to its device. One of another shape, or
+    not of floating point, is unusable, as one with NaN is.
     """
 
-    def __init__(self, rule: Zeno, workers: int, oracle: Oracle) -> None:
+    def __init__(self, rule: Zeno, workers: int, oracle: Oracle, like: Tensor) -> None:
         if not isinstance(rule, Zeno):
             raise ValueError(f"Arrivals needs a rule of type Zeno, which scores candidates one by one. Found {rule}.")
         if rule.trim >= workers:
             found = f"{workers} with trim={rule.trim}"
             raise ValueError(f"Zeno needs more than trim candidates. Found {found}. Lower trim or add workers.")
+        if like.ndim != 1:
+            raise ValueError(f"Arrivals needs like as a vector, such as the parameters. Found {list(like.shape)}.")
         self.rule, self.oracle = rule, oracle
         self.keep = workers - rule.trim
         self.scores = torch.full((workers,), -torch.inf, dtype=torch.float64)
-        self._rows: dict[int, int] = {}  # worker -> its row in `_best`
-        self._best: Tensor | None = None  # [m - trim, d]
+        self._memory = like.detach().new_empty(self.keep + 1, len(like))
+        self._rows: dict[int, int] = {}  # worker -> its row
+        self._free = 0  # the row that is free
         self._seen: set[int] = set()
 
+    @property
+    def free_row(self) -> Tensor:
+        """[d], where the next candidate is copied to. One that was written there already is not copied again."""
+        return self._memory[self._free]
+
     def add(self, worker: int, candidate: Tensor) -> float:
-        """Scores a candidate [d], keeps a copy if it is among the best so far, and returns the score."""
+        """Copies a candidate [d], scores the copy, keeps it if it is among the best so far, and returns the score."""
         if not 0 <= worker < len(self.scores) or worker in self._seen:
             why = "was added before" if worker in self._seen else f"is not one of {len(self.scores)}"
             raise ValueError(f"Arrivals takes one candidate from each worker. Found worker {worker}, which {why}.")
-        if self._best is not None and candidate.shape != self._best.shape[1:]:
-            raise ValueError(
-                f"Arrivals needs {self._best.shape[1]} numbers from worker {worker}. Found {list(candidate.shape)}."
-            )
         self._seen.add(worker)
-        alone = Geometry(candidate[None])
+        row = self.free_row
+        if not isinstance(candidate, Tensor) or candidate.shape != row.shape or not candidate.is_floating_point():
+            return -math.inf
+        if candidate.data_ptr() != row.data_ptr():
+            row.copy_(candidate.detach())
+        alone = Geometry(row[None])
         score = float(self.rule.scores(Rows(alone, self.rule), self.oracle)) if bool(alone.usable) else -math.inf
         if score == -math.inf:
             return score
         self.scores[worker] = score
-        if self._best is None:
-            self._best = candidate.detach().new_empty(self.keep, len(candidate))
-        row = len(self._rows)
-        if row == self.keep:
-            worst = min([*self._rows, worker], key=lambda i: (float(self.scores[i]), -i))  # a tie: the lower one stays
-            if worst == worker:
-                return score
-            row = self._rows.pop(worst)
-        self._rows[worker] = row
-        self._best[row] = candidate
+        self._rows[worker] = self._free
+        if len(self._rows) <= self.keep:
+            self._free = len(self._rows)
+        else:
+            worst = min(self._rows, key=lambda i: (float(self.scores[i]), -i))  # a tie: the lower one stays
+            self._free = self._rows.pop(worst)
         return score
 
     def result(self) -> Aggregate:
         """The average of the best; a worker without a candidate counts as unusable."""
-        if self._best is None or len(self._rows) < self.keep:
+        if len(self._rows) < self.keep:
             raise TooFewUsable.of(self.rule, self.keep, self.scores > -torch.inf)
-        device = self._best.device
-        weights = torch.zeros(len(self.scores), dtype=torch.float64, device=device)
+        weights = torch.zeros(len(self.scores), dtype=torch.float64, device=self._memory.device)
         weights[list(self._rows)] = 1 / self.keep
-        return Aggregate(weighted_sum(self._best, weights[list(self._rows)]), weights, self.scores.to(device))
+        by_row = torch.full((self.keep + 1,), 1 / self.keep, dtype=torch.float64, device=self._memory.device)
+        by_row[self._free] = 0
+        return Aggregate(weighted_sum(self._memory, by_row), weights, self.scores.to(weights.device))

@@ -14,6 +14,7 @@ candidates is NaN, and the reason goes on the record.
 Shapes: m workers, d parameters, n samples, p parts of the samples.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -28,12 +29,14 @@ from zeno.problem.oracle import OWN_STATISTICS_FROM, LossOracle
 from zeno.problem.problem import Problem
 from zeno.problem.threads import one_thread
 from zeno.records.record import Record, finite
+from zeno.rules.linalg.passes import largest_number
 from zeno.rules.rule import Aggregate, Rule, TooFewUsable
 from zeno.rules.streaming import Arrivals
 from zeno.rules.zeno import Zeno
 from zeno.server.samples import SampleSource
 from zeno.server.scorers import Scorer
-from zeno.workers.checks import gradient_error, loss_raised, reply_error
+from zeno.server.update_check import check_update
+from zeno.workers.checks import NOT_FINITE, loss_raised, reply_error
 from zeno.workers.reply import NO_REPLY, Reply, ReplyError
 
 STATISTICS_SAMPLES = 256  # that running statistics are computed from
@@ -76,10 +79,10 @@ class Step:
         self.failure: TooFewUsable | None = None  # why it is skipped
         scorer = core.scorer if core.rule.scores_on_arrival else None
         self._oracle = StepOracle(core, "score", number, x, lr, self.clock, scorer)
-        self._received: Tensor | None = None  # [m, d], if all candidates were received as one tensor
+        self._largest: dict[int, float] = {}  # the largest magnitude in each usable candidate
         self._best: Arrivals | None = None
         if streaming and isinstance(core.rule, Zeno):
-            self._best = Arrivals(core.rule, workers, self._oracle)
+            self._best = Arrivals(core.rule, workers, self._oracle, x)
 
     @property
     def skipped(self) -> str | None:
@@ -92,7 +95,7 @@ class Step:
         for reply in replies:
             if reply.late:
                 self.late.append(reply.worker)
-            elif reply.worker in expected:
+            elif reply.worker in expected and reply.worker not in self._largest:  # its first usable reply counts
                 error = self._receive_one(reply)
                 if error is None:
                     self.errors.pop(reply.worker, None)
@@ -100,24 +103,25 @@ class Step:
                     self.errors[reply.worker] = error
 
     def _receive_one(self, reply: Reply) -> ReplyError | None:
-        """Keeps the gradient of a reply; returns what is wrong with it, if anything."""
+        """Copies the gradient of a reply; returns what is wrong with it, if anything.
+
+        A worker may share the memory of its gradient and write to it at any time: from here on only the copy is read.
+        """
         with one_thread() if self.core.check_on_one_core else nullcontext():
-            error = reply_error(reply, self.number, self.x)
+            error = reply_error(reply, self.number, self.x, finite=False)
             if error is not None:
                 return error
             assert reply.gradient is not None
+            row = self._rows[reply.worker] if self._best is None else self._best.free_row
+            largest = largest_number(row.copy_(reply.gradient.detach()))
+            if not math.isfinite(largest):
+                return NOT_FINITE
+            self._largest[reply.worker] = largest
             if self._best is not None:
-                self._best.add(reply.worker, reply.gradient)
-                return next(iter(self._oracle.take_errors([reply.gradient]).values()), None)
-            self._rows[reply.worker] = reply.gradient.detach()
+                self._best.add(reply.worker, row)
+                return self._oracle.take_errors([row]).get(0)
         self._oracle.arrived(reply.worker, self._rows)
         return None
-
-    def receive_all(self, candidates: Tensor) -> None:
-        """All candidates as one tensor [m, d], which is read in place and not written to."""
-        self._received = candidates
-        found = {worker: gradient_error(row, self.x) for worker, row in enumerate(candidates)}
-        self.errors.update({worker: error for worker, error in found.items() if error is not None})
 
     @cached_property
     def _rows(self) -> Tensor:
@@ -134,16 +138,15 @@ class Step:
                     self.aggregate = self._best.result()
                 else:
                     self.aggregate = self.core.rule(self._candidates(), self._oracle, self.core.state)
+                check_update(self.core.rule, self.aggregate, self._largest)
             except TooFewUsable as failure:
-                self.failure = failure
+                self.aggregate, self.failure = None, failure
         if self._best is None:
             self.errors |= self._oracle.take_errors(self._candidates())
         return self.aggregate
 
     def _candidates(self) -> Tensor:
         """[m, d], a row of NaN for each worker without a usable reply."""
-        if self._received is not None:
-            return self._received
         self._rows[[*self.errors, *self.unasked]] = torch.nan
         return self._rows
 

@@ -92,10 +92,7 @@ class Server:
             step = Step(self.core, self.steps, workers, x, self._lr, streaming)
             step.lr = max(self._rates)
             with step.clock("gradients"):
-                if isinstance(gradients, Tensor):
-                    step.receive_all(gradients.detach().to(x))
-                else:
-                    step.receive(self._replies(gradients, workers), range(workers))
+                step.receive(self._replies(gradients, workers), range(workers))
             aggregate = step.run_rule()
             if aggregate is not None:
                 self.core.statistics.draw(self.steps + 1)  # whatever can fail does so before the step

@@ -42,12 +42,15 @@ def all_finite(vector: Tensor) -> bool:
     return all(bool(piece.isfinite().all()) for piece in vector.split(WIDTH))
 
 
+def largest_number(vector: Tensor) -> float:
+    """The largest magnitude in [d], in one pass; NaN or Inf if a number is."""
+    least, most = torch.aminmax(vector.detach())
+    return float(torch.maximum(-least, most))
+
+
 def all_moderate(vector: Tensor) -> bool:
     """Whether every number of [d] is finite and at most `LARGEST`, as all finite float32 are."""
-    if vector.dtype != torch.float64:
-        return all_finite(vector)
-    low, high = vector.aminmax()
-    return bool((low >= -LARGEST) & (high <= LARGEST))  # False for NaN
+    return largest_number(vector) <= LARGEST  # False for NaN
 
 
 def squared_norms(rows: Tensor) -> Tensor:
