@@ -345,6 +345,26 @@ def quadratic(x: Tensor, curvature: Tensor, halves: Tensor) -> FakeOracle:
     return FakeOracle(descents, halves=halves)
 
 
+# After pre-aggregators that scale
+
+
+def test_clipped_candidates_count_as_their_workers() -> None:
+    steps = [good(t, 5, 0.3) for t in range(4)]
+    for rows in steps:
+        rows[1] *= -20
+    steps[2][4, 7] = math.nan
+    limit = 0.5 * float(steps[0][0].norm())
+    found = train(steps, zeno.chain(zeno.Clip(limit), zeno.ZenoAuto()))
+    factors = [(limit / rows.norm(dim=1)).clamp(max=1).double() for rows in steps]
+    expected = train([rows * factor[:, None].float() for rows, factor in zip(steps, factors, strict=True)])
+    for one, other, factor in zip(found, expected, factors, strict=True):
+        torch.testing.assert_close(one.update, other.update, rtol=0, atol=1e-4)
+        torch.testing.assert_close(one.weights, other.weights * factor.nan_to_num(0), rtol=0, atol=1e-4)
+        torch.testing.assert_close(one.scores, other.scores, rtol=1e-4, atol=1e-5)
+        assert one.own == pytest.approx(other.own, abs=1e-4)
+    assert float(factors[0].max()) < 0.6, "all were clipped"
+
+
 # Errors
 
 
@@ -355,7 +375,7 @@ def test_mistakes_are_explained() -> None:
         zeno.ZenoAuto(memory=1)
     with pytest.raises(ValueError, match=r"needs an oracle for the server's samples. Found None"):
         zeno.ZenoAuto()(good(0, 3))
-    with pytest.raises(ValueError, match="needs the candidates as received, to know whose they are"):
+    with pytest.raises(ValueError, match="needs one row for each candidate, to know whose it is. Found mixtures"):
         zeno.chain(zeno.NNM(faulty=1), zeno.ZenoAuto())(good(0, 4), oracle(0))
     with pytest.raises(ValueError, match=r"needs 2 gradients of 400 numbers. Found shape \[2, 3\]"):
         zeno.ZenoAuto()(good(0, 4), FakeOracle(gradient=[1.0, 2.0, 3.0]))

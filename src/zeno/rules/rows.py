@@ -110,6 +110,8 @@ class Rows:
     @cached_property
     def factors(self) -> Tensor | None:
         """[m]: what each candidate is multiplied by, 0 without a row; None if rows are mixtures of several."""
+        if self._mix is None and self._chosen is None:
+            return torch.ones(self.m, dtype=torch.float64, device=self.device)
         part_of = self.mix[:, :-1] != 0
         scaled = bool((part_of.sum(dim=0) <= 1).all() and (part_of.sum(dim=1) <= 1).all())
         return self.mix[:, :-1].sum(dim=0) if scaled else None

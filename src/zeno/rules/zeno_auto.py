@@ -56,15 +56,17 @@ class ZenoAuto(Rule):
     sketch: PositiveCount = 16_384
 
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
-        if rows.mixed:
+        factors = rows.factors  # [m]
+        if factors is None:
             raise ValueError(
-                f"{self} needs the candidates as received, to know whose they are. Found mixtures of them. "
-                "Remove the pre-aggregators, or use Zeno."
+                f"{self} needs one row for each candidate, to know whose it is. Found mixtures of several. "
+                "Remove the pre-aggregators that mix candidates, or use Zeno."
             )
         candidates, oracle = rows.geometry.candidates, rows.require_oracle(oracle)
         halves = rows.server_gradients(oracle)  # [2, d]
         memory = Memory.of(state, candidates, halves, self.sketch)
-        sketches, half_sketches = memory.sketch(candidates), memory.sketch(halves)  # [m, k], [2, k]
+        sketches = memory.sketch(candidates) * factors[:, None]  # [m, k]
+        half_sketches = memory.sketch(halves)  # [2, k]
         usable = sketches.square().sum(dim=1) <= LARGEST**2
         sketches[~usable] = 0
         o, g = half_sketches
@@ -73,7 +75,8 @@ class ZenoAuto(Rule):
         memory, found = memory.after(self.memory, torch.cat([usable, usable.new_ones(2)]), columns, g)
 
         def update(weights: Tensor) -> Tensor:  # [m + 1] -> [d]
-            return weighted_sum(candidates, weights[:-1]).add_(_own(halves, weights[-1]), alpha=float(weights[-1]))
+            of_workers = weighted_sum(candidates, factors * weights[:-1])
+            return of_workers.add_(_own(halves, weights[-1]), alpha=float(weights[-1]))
 
         weights = _spread(memory.weights, choice)  # [m + 1]
         best = update(weights)
@@ -85,7 +88,7 @@ class ZenoAuto(Rule):
             weights = self._first_harmless([weights, _spread(found, choice), alone], update, oracle)
             best = update(weights)
         scores = torch.where(usable, -(sketches - g).square().sum(dim=1), -torch.inf)
-        return Aggregate(best, weights[:-1], scores, vars(memory), float(weights[-1]))
+        return Aggregate(best, factors * weights[:-1], scores, vars(memory), float(weights[-1]))
 
     def _first_harmless(self, tries: list[Tensor], update: Callable[[Tensor], Tensor], oracle: Oracle) -> Tensor:
         """The first weights whose update does not raise the loss on fresh samples, within a standard error; else 0."""
