@@ -34,7 +34,7 @@ def show_runs(jobs: Sequence[Job], folder: Path, as_json: bool) -> bool:
         write_atomically(folder / REPORT_FILE, html.build(begun))
     summaries = [{"name": view.name, **asdict(summarize(view.records))} for view in views]
     results = {"folder": str(folder), "runs": summaries}
-    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    write_atomically(folder / "results.json", json.dumps(results, indent=2) + "\n")
     if as_json:
         print(json.dumps(results, indent=2))
         return bool(begun)
@@ -54,8 +54,8 @@ def show_matrix(planned: Matrix, grids: Sequence[matrix.Grid], folder: Path, as_
     cells = [asdict(entry) for grid in grids for row in grid.rows[grid.num_controls :] for entry in row]
     settings = {**toml.loads(planned.base.to_toml()), **toml.loads(planned.to_toml())}
     results = {"folder": str(folder), "settings": settings, "controls": controls, "cells": cells}
-    (folder / "matrix.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    (folder / "matrix.md").write_text(matrix.matrix_markdown(grids), encoding="utf-8")
+    write_atomically(folder / "matrix.json", json.dumps(results, indent=2) + "\n")
+    write_atomically(folder / "matrix.md", matrix.matrix_markdown(grids))
     for grid in grids:
         matrix.heat_map(grid, folder / f"matrix-q{grid.faulty}.png")
     if as_json:

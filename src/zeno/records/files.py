@@ -1,4 +1,4 @@
-"""Atomic writes and folder locks."""
+"""Atomic writes, files that grow by whole lines, and folder locks."""
 
 import os
 import sys
@@ -19,18 +19,65 @@ def write_atomically(path: Path, content: str | bytes, sync: bool = False) -> No
     With `sync` the file is on the disk when the function returns, and survives a power failure.
     """
     temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with _errors_named(path), temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # on a full disk it would only take space
+        raise
     if sync and sys.platform != "win32":
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # the new name
         finally:
             os.close(folder)
+
+
+class LineFile:
+    """A file that grows by whole lines: a line that cannot be written leaves no part of itself behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+        self._end = self._before = path.stat().st_size  # after and before the last line
+
+    def append(self, line: bytes) -> None:
+        rest = memoryview(line)
+        try:
+            with _errors_named(self.path):
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+        except BaseException:
+            self._file.truncate(self._end)
+            raise
+        self._before, self._end = self._end, self._end + len(line)
+
+    def remove_last(self) -> None:
+        """Removes the line that was appended last."""
+        self._file.truncate(self._before)
+        self._end = self._before
+
+    def sync(self) -> None:
+        """Returns once the lines are on the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@contextmanager
+def _errors_named(path: Path) -> Iterator[None]:
+    """Adds the path to errors of the system that lack one, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextmanager

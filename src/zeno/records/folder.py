@@ -1,18 +1,16 @@
 """The run folder.
 
 It holds `run.toml` (the settings; `zeno train run.toml` repeats the run if its task has a name), `records.jsonl` (one
-JSON line per step, flushed as it is written, so that an interrupted run can be read), `model.safetensors` and
+JSON line per step, written at once, so that an interrupted run can be read), `model.safetensors` and
 `checkpoints/`.
 """
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import IO
 
-from zeno.records.files import is_locked, locked, write_atomically
+from zeno.records.files import LineFile, is_locked, locked, write_atomically
 from zeno.records.record import Record
 
 RUN_FILE = "run.toml"
@@ -35,27 +33,36 @@ class Journal(ExitStack):
         super().__init__()
         self.records: list[Record] = list(earlier or []) if keep else []
         self._keep = keep
-        self._file: IO[str] | None = None
+        self._file: LineFile | None = None
         if folder is not None:
             if earlier is None and (folder / RECORDS_FILE).exists():
                 raise ValueError(f"The folder {folder} holds a run already. Name another one, or resume it.")
             folder.mkdir(parents=True, exist_ok=True)
-            self.enter_context(locked(folder))
-            write_atomically(folder / RUN_FILE, settings)
-            write_atomically(folder / RECORDS_FILE, "".join(record.to_json() + "\n" for record in earlier or ()))
-            self._file = self.enter_context((folder / RECORDS_FILE).open("a", encoding="utf-8"))
+            with ExitStack() as opened:  # closed if one of these raises
+                opened.enter_context(locked(folder))
+                write_atomically(folder / RUN_FILE, settings)
+                write_atomically(folder / RECORDS_FILE, "".join(record.to_json() + "\n" for record in earlier or ()))
+                self._file = opened.enter_context(closing(LineFile(folder / RECORDS_FILE)))
+                self.push(opened.pop_all())
 
     def append(self, record: Record) -> None:
+        """Writes a record; if that raises, nothing of the record is in the file."""
+        if self._file is not None:
+            self._file.append(record.to_json().encode() + b"\n")
         if self._keep:
             self.records.append(record)
+
+    def remove_last(self) -> None:
+        """Removes the record that was appended last."""
         if self._file is not None:
-            self._file.write(record.to_json() + "\n")
-            self._file.flush()
+            self._file.remove_last()
+        if self._keep:
+            self.records.pop()
 
     def sync(self) -> None:
         """Returns once the written records are on the disk."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
+            self._file.sync()
 
 
 def being_written(folder: Path) -> bool:

@@ -187,7 +187,7 @@ class Clock:
     """Seconds by phase; time in an inner phase does not count for the outer one."""
 
     def __init__(self) -> None:
-        self.seconds = {"gradients": 0.0, "scores": 0.0, "rule": 0.0, "update": 0.0}
+        self.seconds = {"gradients": 0.0, "scores": 0.0, "rule": 0.0}  # other phases are added when they end
         self._inner = 0.0
 
     @contextmanager
@@ -198,7 +198,7 @@ class Clock:
             yield
         finally:
             elapsed = time.perf_counter() - start
-            self.seconds[phase] += elapsed - self._inner
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + elapsed - self._inner
             self._inner = outer + elapsed
 
 

@@ -1,6 +1,8 @@
 """What a `Server` writes down: a record of every step in a folder, and the ledger."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from zeno.problem.registry import describe
@@ -33,10 +35,17 @@ class Recorder:
             if self.ledger is None or self.ledger.steps != steps or self.ledger.workers != workers:
                 self.ledger = ledger_of(earlier or (), workers)
 
-    def write(self, record: Record) -> None:
+    @contextmanager
+    def written(self, record: Record) -> Iterator[None]:
+        """Writes the record of a step that the caller takes inside; removes it again if that raises."""
         assert self._journal is not None  # it was opened
         assert self.ledger is not None
         self._journal.append(record)
+        try:
+            yield
+        except BaseException:
+            self._journal.remove_last()
+            raise
         self.ledger.add(record)
 
     def forget(self) -> None:

@@ -99,11 +99,12 @@ class Server:
         if aggregate is None:
             assert step.failure is not None
             step.failure.args = (f"{step.failure}{_reasons(step.errors)}",)
-            self._write(step)
+            with self._written(step):
+                pass  # the model does not change
             raise step.failure
-        step.update(self._apply)
-        self._refresh_statistics()
-        self._write(step)
+        with self._written(step):
+            step.update(self._apply)
+            self._refresh_statistics()
         return aggregate
 
     @property
@@ -197,9 +198,13 @@ class Server:
             self._lr = torch.cat([p.detach().new_full((p.numel(),), rate) for rate, p in parts])
         self._warned_of_rho = self._warned_of_rho or check_rho(self.rule, rates)
 
-    def _write(self, step: Step) -> None:
-        self.record = step.record()
-        self._recorder.write(self.record)
+    @contextlib.contextmanager
+    def _written(self, step: Step) -> Iterator[None]:
+        """Writes the record of a step before the model takes it inside: a full disk raises, and no step is taken."""
+        record = step.record()
+        with self._recorder.written(record):
+            yield
+        self.record = record
         self.workers = step.workers
         self.steps += 1
 

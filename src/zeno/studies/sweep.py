@@ -7,14 +7,14 @@ line per run to a file in its folder. Runs that failed are trained again the nex
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
 from zeno.problem.threads import num_cores
-from zeno.records.files import locked, write_atomically
+from zeno.records.files import LineFile, locked, write_atomically
 from zeno.records.folder import RUN_FILE
 from zeno.records.record import Record, summarize
 from zeno.studies.processes import Failed, in_processes
@@ -92,8 +92,9 @@ class OutcomeFile:
         write_atomically(self.path, "".join(_line(*line) for line in self._lines()))
 
     def append(self, run: Run, outcome: Outcome | Failed) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(_line(replace(run, data=None).to_toml(), outcome))  # the data may be elsewhere for the reader
+        with closing(LineFile(self.path)) as file:
+            settings = replace(run, data=None).to_toml()  # the data may be elsewhere for the reader
+            file.append(_line(settings, outcome).encode())
 
     def _lines(self) -> Iterator[tuple[str, Outcome | Failed]]:
         for line in self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else ():
