@@ -440,6 +440,18 @@ def test_hostile_text_is_shown_as_text(window: Open) -> None:
         assert shown.page.evaluate(FITS)
 
 
+def test_phases_may_have_names_of_the_language(window: Open) -> None:
+    names = ["__proto__", "constructor", "kind", "toString"]
+    records = [
+        replace(record, seconds=dict.fromkeys(names, 0.5), workers=dict.fromkeys(names, 3)) for record in made(steps=20)
+    ]
+    with window(build([run_of(records, **dict.fromkeys(names, "text"))])) as shown:
+        for name in names:
+            assert f"{name}\t0.5 s\t25.0 %" in shown.text("#phases")
+            assert name in shown.text("#alive-legend")
+            assert name in shown.text("#settings")
+
+
 def test_an_injected_script_does_not_run(window: Open, report: str) -> None:
     bad = report.replace('<p id="loading">', '<script>document.title = "taken"</script><p id="loading">')
     with window(bad) as shown:

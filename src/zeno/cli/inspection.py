@@ -5,12 +5,16 @@ import sys
 import webbrowser
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.text import Text
 
 from zeno.cli.console import err, out
 from zeno.cli.options import JSON, RUNS
+
+if TYPE_CHECKING:
+    from zeno.report.run_view import RunView
 
 EXIT_SUSPECT = 3
 REPORT_FILE = "report.html"
@@ -25,13 +29,9 @@ def suspects(
 
     At most 1 % of runs without faults ever name a suspect, if all workers have the same kind of data.
     """
-    from zeno.report.run_view import read_run, runs_in
     from zeno.report.tables import ledger_table
 
-    found = [(folder, read_run(folder, name)) for name, folder in runs_in(run).items()]
-    for _, view in found:
-        for note in view.notes:
-            print(f"note: {view.name}: {note}", file=sys.stderr)
+    found = _read(run)
     if as_json:
         results = [
             {
@@ -44,16 +44,16 @@ def suspects(
                 "suspects": view.ledger.suspects,
                 "workers": [asdict(row) for row in view.ledger.rows],
             }
-            for folder, view in found
+            for folder, view in found.items()
         ]
         print(json.dumps(results, indent=2))
     else:
-        for _, view in found:
+        for view in found.values():
             table = ledger_table(view.ledger)
             table.title = Text(f"{view.name}, {view.ledger.steps} steps") if len(found) > 1 else None
             out.print(table)
             out.print(str(view.ledger), markup=False, highlight=False, soft_wrap=True)
-    if fail_on_suspect and any(view.ledger.suspects for _, view in found):
+    if fail_on_suspect and any(view.ledger.suspects for view in found.values()):
         raise typer.Exit(EXIT_SUSPECT)
 
 
@@ -67,15 +67,24 @@ def report(
     """Write an HTML page: curves, suspects, and which workers were dropped when. Several runs are compared."""
     from zeno.records.files import write_atomically
     from zeno.report.page.html import build
-    from zeno.report.run_view import read_run, runs_in
 
-    folders = runs_in(run)
     file = file or (run[0] / REPORT_FILE if len(run) == 1 else Path(REPORT_FILE))
-    with err.status(f"reading {len(folders)} run{'s' * (len(folders) > 1)}"):
-        write_atomically(file, build([read_run(folder, name) for name, folder in folders.items()]))
+    with err.status("reading the records"):
+        write_atomically(file, build(list(_read(run).values())))
     print(f"the report is in {file} ({file.stat().st_size / 1e6:.1f} MB)")
     if show:
         webbrowser.open(file.resolve().as_uri())
+
+
+def _read(folders: list[Path]) -> "dict[Path, RunView]":
+    """The runs in folders; problems with them are printed as notes."""
+    from zeno.report.run_view import read_runs
+
+    views = read_runs(folders)
+    for view in views.values():
+        for note in view.notes:
+            print(f"note: {view.name}: {note}", file=sys.stderr)
+    return views
 
 
 def watch(

@@ -1,15 +1,20 @@
 """Atomic writes, files that grow by whole lines, and folder locks."""
 
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
+from typing import BinaryIO
 
 if sys.platform != "win32":
     import fcntl
 
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither
+NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 PATIENCE = 1.0  # seconds to wait for a lock: `is_locked` of another process holds it for a moment
 
 
@@ -19,15 +24,16 @@ def write_atomically(path: Path, content: str | bytes, sync: bool = False) -> No
     With `sync` the file is on the disk when the function returns, and survives a power failure.
     """
     temporary = path.with_name(f".{path.name}.new")
+    _remove(temporary)  # a killed process may have left it
     try:
-        with _errors_named(path), temporary.open("wb") as file:
+        with _errors_named(path), open(temporary, "xb", opener=_no_link) as file:
             file.write(content.encode() if isinstance(content, str) else content)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)  # on a full disk it would only take space
+        _remove(temporary)  # on a full disk it would only take space
         raise
     if sync and sys.platform != "win32":
         folder = os.open(path.parent, os.O_RDONLY)
@@ -37,12 +43,41 @@ def write_atomically(path: Path, content: str | bytes, sync: bool = False) -> No
             os.close(folder)
 
 
+def _remove(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a regular file; raises ValueError for a pipe or a device, which might never end."""
+    with open_file(path) as file:
+        return file.read()
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[BinaryIO]:
+    """The same, to read from."""
+    with open(path, "rb", opener=_no_wait) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError(f"{path} is not a regular file. Remove it, or name another folder.")
+        yield file
+
+
+def _no_wait(path: str, flags: int) -> int:
+    """Opens a pipe without waiting for a writer."""
+    return os.open(path, flags | NONBLOCK)
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | NO_FOLLOW, 0o666)
+
+
 class LineFile:
     """A file that grows by whole lines: a line that cannot be written leaves no part of itself behind."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("ab", buffering=0)
+        self._file = FileIO(path, "ab", opener=_no_link)
         self._end = self._before = path.stat().st_size  # after and before the last line
 
     def append(self, line: bytes) -> None:

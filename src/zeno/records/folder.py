@@ -1,16 +1,18 @@
 """The run folder.
 
 It holds `run.toml` (the settings; `zeno train run.toml` repeats the run if its task has a name), `records.jsonl` (one
-JSON line per step, written at once, so that an interrupted run can be read), `model.safetensors` and
-`checkpoints/`.
+JSON line per step, written at once, so that an interrupted run can be read, with a hash of it and the lines before),
+`model.safetensors` and `checkpoints/`. What is read may have been damaged, or written by anybody.
 """
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from zeno.records.files import LineFile, is_locked, locked, write_atomically
+from zeno.records.files import LineFile, is_locked, locked, read_file, write_atomically
+from zeno.records.hashes import START, check_hash, with_hash
 from zeno.records.record import Record
 
 RUN_FILE = "run.toml"
@@ -34,6 +36,7 @@ class Journal(ExitStack):
         self.records: list[Record] = list(earlier or []) if keep else []
         self._keep = keep
         self._file: LineFile | None = None
+        self._hash = self._hash_before = START  # after and before the last record
         if folder is not None:
             if earlier is None and (folder / RECORDS_FILE).exists():
                 raise ValueError(f"The folder {folder} holds a run already. Name another one, or resume it.")
@@ -41,14 +44,19 @@ class Journal(ExitStack):
             with ExitStack() as opened:  # closed if one of these raises
                 opened.enter_context(locked(folder))
                 write_atomically(folder / RUN_FILE, settings)
-                write_atomically(folder / RECORDS_FILE, "".join(record.to_json() + "\n" for record in earlier or ()))
+                write_atomically(folder / RECORDS_FILE, b"".join(map(self._line, earlier or ())))
                 self._file = opened.enter_context(closing(LineFile(folder / RECORDS_FILE)))
                 self.push(opened.pop_all())
 
     def append(self, record: Record) -> None:
         """Writes a record; if that raises, nothing of the record is in the file."""
         if self._file is not None:
-            self._file.append(record.to_json().encode() + b"\n")
+            line = self._line(record)
+            try:
+                self._file.append(line)
+            except BaseException:
+                self._hash = self._hash_before
+                raise
         if self._keep:
             self.records.append(record)
 
@@ -56,8 +64,15 @@ class Journal(ExitStack):
         """Removes the record that was appended last."""
         if self._file is not None:
             self._file.remove_last()
+            self._hash = self._hash_before
         if self._keep:
             self.records.pop()
+
+    def _line(self, record: Record) -> bytes:
+        """The next line, with its hash."""
+        self._hash_before = self._hash
+        line, self._hash = with_hash(record.to_json().encode(), self._hash)
+        return line + b"\n"
 
     def sync(self) -> None:
         """Returns once the written records are on the disk."""
@@ -75,23 +90,37 @@ def being_written(folder: Path) -> bool:
 
 
 def read(folder: Path) -> list[Record]:
-    """The records of a run folder, up to the first that is damaged or out of place."""
-    return list(parse(lines_in(folder)))
+    """The records of a run folder, up to the first that is damaged or out of place; a warning says where that is."""
+    lines, _ = lines_in(folder)
+    records = list(Reader().records(lines))
+    if len(records) < len(lines):
+        path, line = folder / RECORDS_FILE, len(records) + 1
+        logging.getLogger("zeno").warning("%s is damaged at line %d: the rest is not used", path, line)
+    return records
 
 
-def lines_in(folder: Path) -> list[bytes]:
-    """The complete lines of the records in a folder."""
+def lines_in(folder: Path) -> tuple[list[bytes], bytes]:
+    """The complete lines of the records in a folder, and the part after the last newline, which is incomplete."""
     path = folder / RECORDS_FILE
-    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # the part after the last newline is incomplete
+    *lines, rest = read_file(path).split(b"\n") if path.exists() else [b""]
+    return lines, rest
 
 
-def parse(lines: Iterable[bytes], first_step: int = 0) -> Iterator[Record]:
-    """The records in these lines, up to the first that is damaged or out of place."""
-    for step, line in enumerate(lines, first_step):
-        try:
-            record = Record.from_json(line.decode())
-        except (ValueError, TypeError, AttributeError):
-            return
-        if record.step != step:
-            return
-        yield record
+class Reader:
+    """Reads the lines of a run in order, up to the first that is damaged or out of place."""
+
+    def __init__(self) -> None:
+        self._step = 0  # of the next line
+        self._hash = START
+
+    def records(self, lines: Iterable[bytes]) -> Iterator[Record]:
+        for line in lines:
+            try:
+                line_hash = check_hash(line, self._hash)
+                record = Record.from_json(line.decode())
+            except ValueError:
+                return
+            if record.step != self._step:
+                return
+            self._step, self._hash = self._step + 1, line_hash
+            yield record

@@ -3,8 +3,9 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 
+from zeno.records.typed import typed
 from zeno.workers.reply import ReplyError
 
 
@@ -42,10 +43,13 @@ class Record:
 
     @classmethod
     def from_json(cls, line: str) -> "Record":
-        known = {f.name for f in fields(cls)}
-        values = {name: value for name, value in json.loads(line).items() if name in known}
-        values["errors"] = {int(i): ReplyError.from_json(error) for i, error in values.get("errors", {}).items()}
-        return cls(**values)
+        """Reads a line; raises ValueError if it is not the record of a step, whatever it is."""
+        try:
+            values = json.loads(line)
+            errors = {int(i): ReplyError.from_json(error) for i, error in values.get("errors", {}).items()}
+        except (TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"A line is not a record: {error}") from None
+        return typed(cls, {**values, "errors": errors})
 
 
 def finite(values: Iterable[float]) -> list[float | None]:

@@ -1,18 +1,18 @@
 """A run as tables, figures and pages see it: its settings, records and ledger."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
 
 from zeno.records import toml
-from zeno.records.folder import RECORDS_FILE, RUN_FILE, lines_in, parse
+from zeno.records.files import read_file
+from zeno.records.folder import RECORDS_FILE, RUN_FILE, Reader, lines_in
 from zeno.records.ledger import Ledger
 from zeno.records.record import Record
 
-MOST_WORKERS = 100_000  # a file with more is damaged
+MOST_UNSEEN = 1_000  # workers that are shown because the settings say so; more have to be in the records
 
 
 @dataclass
@@ -25,7 +25,9 @@ class RunView:
     workers: int  # 0: not known yet
     planned: int | None = None  # steps, if the settings say
     notes: list[str] = field(default_factory=list)  # problems with the folder, for the reader
+    said: int | None = None  # workers, if the settings say
     _ledger: Ledger | None = field(default=None, init=False, repr=False, compare=False)
+    _reader: Reader = field(default_factory=Reader, init=False, repr=False, compare=False)
     _damaged: bool = field(default=False, init=False, repr=False, compare=False)
 
     @property
@@ -41,20 +43,30 @@ class RunView:
         """Appends the records in these lines, up to the first damaged one."""
         if self._damaged:
             return
-        records = list(parse(lines, first_step=len(self.records)))
+        records = list(self._reader.records(lines))
         self.workers = self.workers or max(map(_width, records), default=0)
+        if records and self.said not in (None, self.workers):
+            self._damaged = True
+            self.notes.append(f"{RUN_FILE} says {self.said} workers, and {RECORDS_FILE} does not have as many.")
+            return
         fitting = list(takewhile(lambda record: _fits(record, self.workers), records))
         self.records += fitting
         if len(fitting) < len(lines):
             self._damaged = True
             self.notes.append(f"{RECORDS_FILE} is damaged at line {len(self.records) + 1}: the rest is not shown.")
 
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether there are records, and none of them can be shown."""
+        return self._damaged and not self.records
+
 
 def open_run(folder: Path, name: str | None = None) -> RunView:
     """The view of a run folder before its first record."""
-    settings, notes = {}, []
+    settings, notes, numbers = {}, [], {}
     try:
-        found = toml.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        found = toml.loads(read_file(folder / RUN_FILE).decode())
+        numbers = {key: found[key] for key in ("workers", "steps") if type(found.get(key)) is int and found[key] > 0}
         settings = {
             key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in found.items()
         }
@@ -62,42 +74,40 @@ def open_run(folder: Path, name: str | None = None) -> RunView:
         notes = [f"There is no {RUN_FILE}: the settings are not known."]
     except ValueError:
         notes = [f"{RUN_FILE} is damaged: the settings are not known."]
-    numbers = {key: int(settings[key]) for key in ("workers", "steps") if settings.get(key, "").isdecimal()}
-    workers = numbers.get("workers", 0)
-    known = workers if workers <= MOST_WORKERS else 0
-    return RunView(name or folder.resolve().name, settings, [], known, numbers.get("steps"), notes)
+    said = numbers.get("workers")
+    workers = 0 if said is None or said > MOST_UNSEEN else said
+    return RunView(name or folder.resolve().name, settings, [], workers, numbers.get("steps"), notes, said)
 
 
 def read_run(folder: Path, name: str | None = None) -> RunView:
     """Reads a run folder up to the first damaged record; a note says where that is."""
     view = open_run(folder, name)
-    view.extend(lines_in(folder))
+    lines, rest = lines_in(folder)
+    view.extend(lines)
+    if rest and not view.notes:
+        view.notes.append(f"The last line of {RECORDS_FILE} is incomplete: it is not shown.")
     return view
 
 
+def read_runs(folders: Sequence[Path]) -> dict[Path, RunView]:
+    """The runs in folders; raises ValueError if nothing of any can be shown."""
+    views = {folder: read_run(folder, name) for name, folder in runs_in(folders).items()}
+    if all(view.is_unreadable for view in views.values()):
+        folder, view = next(iter(views.items()))
+        raise ValueError(f"Nothing in {folder} can be shown. {view.notes[-1]}")
+    return views
+
+
 def _width(record: Record) -> int:
-    row = record.kept or record.scores
-    return len(row) if isinstance(row, list) else 0
+    return len(record.kept or record.scores or ())
 
 
 def _fits(record: Record, workers: int) -> bool:
-    """Whether a record has the types and sizes that a run with so many workers writes; a file may hold anything."""
-    try:
-        optional = [record.accuracy, record.train_loss, *(record.scores or ())]
-        numbers = [record.lr, record.own, *(record.weights or ()), *record.seconds.values(), *record.workers.values()]
-        numbers += [number for number in optional if number is not None]
-        lists = (record.quarantined, record.late, record.faulty or [])
-        named = [*record.errors, *(worker for some in lists for worker in some)]
-        return (
-            all(len(row) == workers for row in (record.kept, record.scores, record.weights) if row is not None)
-            and all(type(kept) is bool for kept in [*(record.kept or ()), record.evaluated])
-            and all(isinstance(number, int | float) and math.isfinite(float(number)) for number in numbers)
-            and all(type(some) is list for some in lists)
-            and all(type(worker) is int and 0 <= worker < workers for worker in named)
-            and all(text is None or type(text) is str for text in (record.skipped, record.note))
-        )
-    except (AttributeError, TypeError, ValueError, OverflowError):
-        return False
+    """Whether a record has the sizes that a run with so many workers writes."""
+    named = {*record.errors, *record.quarantined, *record.late, *(record.faulty or ())}
+    return all(len(row) == workers for row in (record.kept, record.scores, record.weights) if row is not None) and all(
+        0 <= worker < workers for worker in named
+    )
 
 
 def runs_in(folders: Sequence[Path]) -> dict[str, Path]:

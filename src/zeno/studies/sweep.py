@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from zeno.problem.threads import num_cores
-from zeno.records.files import LineFile, locked, write_atomically
+from zeno.records.files import LineFile, locked, read_file, write_atomically
 from zeno.records.folder import RUN_FILE
 from zeno.records.record import Record, summarize
+from zeno.records.typed import typed
 from zeno.studies.processes import Failed, in_processes
 from zeno.training.build import make_task
 from zeno.training.execution import ExecutionSettings
@@ -97,14 +98,14 @@ class OutcomeFile:
             file.append(_line(settings, outcome).encode())
 
     def _lines(self) -> Iterator[tuple[str, Outcome | Failed]]:
-        for line in self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else ():
-            with suppress(ValueError, TypeError, KeyError, AttributeError):
+        for line in read_file(self.path).split(b"\n")[:-1] if self.path.exists() else ():
+            with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 values = json.loads(line)
                 settings, error = str(values.pop("run")), values.pop("error", None)
                 if values.pop("diverged", None) is not None:  # a cell of an earlier version: only its end
                     values |= {name: [values[name]] for name in ("accuracy", "train_loss")}
                     values |= {"steps": [], "faulty_among_kept": None}
-                yield settings, Outcome(**values) if error is None else Failed(error)
+                yield settings, typed(Outcome, values) if error is None else Failed(str(error))
 
 
 def _line(settings: str, outcome: Outcome | Failed) -> str:

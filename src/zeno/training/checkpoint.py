@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zeno.records.files import write_atomically
+from zeno.records.files import read_file, write_atomically
 
 FORM = 2  # of the content. Form 1 was a JSON file and a safetensors file
 
@@ -91,7 +91,7 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
 def _load(file: Path, step: int) -> dict[str, Any]:
     content: dict[str, Any] = {"form": 1}
     if file.suffix == ".pt":
-        raw = file.read_bytes()
+        raw = read_file(file)
         if hashlib.sha256(raw[:-_HASH_BYTES]).digest() != raw[-_HASH_BYTES:]:
             raise ValueError(f"{file.name} was cut off or changed after it was written: its hash is wrong")
         content = torch.load(io.BytesIO(raw[:-_HASH_BYTES]), map_location="cpu", weights_only=True)

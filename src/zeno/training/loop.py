@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zeno.problem.dataset import Dataset, generator
 from zeno.problem.problem import Problem
-from zeno.records.files import write_atomically
+from zeno.records.files import read_file, write_atomically
 from zeno.records.folder import CHECKPOINTS, MODEL_FILE, RUN_FILE, Journal, read
 from zeno.records.ledger import Ledger
 from zeno.records.record import Record, finite
@@ -127,7 +127,7 @@ def _resume_point(run: Run, folder: Path | None) -> tuple[list[Record], dict[str
     """The records and the state that a run continues from; no records and None to start from the beginning."""
     if folder is None or not (folder / RUN_FILE).is_file():
         raise ValueError(f"There is no run to resume in {folder}. Name a folder that `zeno train` has written.")
-    there, here = values_in((folder / RUN_FILE).read_text(encoding="utf-8")), values_in(run.to_toml())
+    there, here = values_in(read_file(folder / RUN_FILE).decode()), values_in(run.to_toml())
     for name in (f.name for f in fields(run) if f.name not in ("steps", "data")):  # the data may have moved
         if there.get(name) != here.get(name):
             other, this = (f"{name} = {values[name]!r}" if name in values else f"no {name}" for values in (there, here))

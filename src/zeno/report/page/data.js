@@ -27,7 +27,7 @@ function fromPlanes(planes) {
 // Unpacks the arrays of an object, also nested ones.
 async function unpackAll(packed) {
   const unpacked = await Promise.all(Object.entries(packed).map(async ([name, value]) => {
-    return [name, value.kind === undefined ? await unpackAll(value) : await unpack(value)];
+    return [name, typeof value.kind === "string" ? await unpack(value) : await unpackAll(value)];
   }));
   return Object.fromEntries(unpacked);
 }
@@ -48,10 +48,11 @@ class Run {
     this.over = true;
     this.steps = 0;
     this.columns = 0;
-    this.cells = {};
-    this.lines = {};
-    this.seconds = {};
-    this.alive = {};
+    // Without a prototype: a name in the records may be __proto__ or constructor.
+    this.cells = Object.create(null);
+    this.lines = Object.create(null);
+    this.seconds = Object.create(null);
+    this.alive = Object.create(null);
     this.errors = { step: [], worker: [], text: [] };
     this.skipped = { step: [], text: [] };
     this.texts = [];

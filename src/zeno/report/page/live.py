@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from zeno.records.files import open_file
 from zeno.records.folder import RECORDS_FILE, being_written
 from zeno.report.page.html import page, policy
 from zeno.report.page.pack import Json, bin_of, packed_run
@@ -52,7 +53,7 @@ class Tail:
     def read(self) -> None:
         """Reads the lines written since the last call."""
         try:
-            with (self.folder / RECORDS_FILE).open("rb") as stream:
+            with open_file(self.folder / RECORDS_FILE) as stream:
                 inode = os.fstat(stream.fileno()).st_ino
                 stream.seek(max(0, self._offset - MARK))
                 is_same = inode == self._inode and stream.read(min(MARK, self._offset)) == self._mark
@@ -61,7 +62,7 @@ class Tail:
                 self._inode = inode
                 stream.seek(self._offset)
                 new = stream.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # it does not exist yet, or no longer, or is not a file
             return
         complete = new[: new.rfind(b"\n") + 1]
         self._offset += len(complete)
