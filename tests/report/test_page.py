@@ -410,7 +410,7 @@ def test_the_live_view_is_on_loopback_only(tmp_path: Path, monkeypatch: pytest.M
 def test_a_port_in_use_raises_with_a_remedy(tmp_path: Path) -> None:
     with opened([tmp_path]) as (address, _):
         port = Client(address).port
-        with pytest.raises(ValueError, match=f"Found {port}: .*Name another one, or 0 for any"), opened([], port):
+        with pytest.raises(ValueError, match=f"Found port {port}: .*Name another one, or 0 for any"), opened([], port):
             pass
 
 

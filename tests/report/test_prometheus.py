@@ -116,7 +116,7 @@ def test_metrics_are_served_on_loopback_only_and_release_their_port() -> None:
         assert metrics._server.server_address == ("127.0.0.1", port)
         with pytest.raises(OSError), socket.create_connection(("127.0.0.2", port), timeout=2):
             pass
-    assert not metrics._thread.is_alive()
+    assert not metrics._server._thread.is_alive()
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port), timeout=2):
         pass
     with Metrics(port, Ledger(4)) as again:

@@ -5,16 +5,17 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import SplitResult
 
 from zeno.records.ledger import Ledger
 from zeno.records.record import Record
+from zeno.report.loopback import Answer, LoopbackServer
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
     from prometheus_client.registry import Collector
-
-HOST = "127.0.0.1"  # metrics are served to this machine only
 
 
 class Metrics(AbstractContextManager["Metrics"]):
@@ -25,7 +26,7 @@ class Metrics(AbstractContextManager["Metrics"]):
 
     def __init__(self, port: int, ledger: Ledger) -> None:
         try:
-            from prometheus_client import CollectorRegistry, start_http_server
+            from prometheus_client import CollectorRegistry
         except ImportError as error:
             raise ValueError(
                 "A metrics port needs prometheus_client. Install it: pip install 'zeno-sgd[prometheus]'"
@@ -37,15 +38,10 @@ class Metrics(AbstractContextManager["Metrics"]):
         self._last: Record | None = None
         self._evaluated: Record | None = None  # the last evaluated one
         self._lock = threading.Lock()  # a scrape comes from another thread
-        registry = CollectorRegistry()
-        registry.register(cast("Collector", self))  # which only calls `collect`
-        try:
-            self._server, self._thread = start_http_server(port, addr=HOST, registry=registry)
-        except (OSError, OverflowError) as error:
-            raise ValueError(
-                f"Metrics need a free port on {HOST}. Found port {port}: {error}. Name another one, or 0 for any."
-            ) from error
-        self.port: int = self._server.server_port
+        self._registry = CollectorRegistry()
+        self._registry.register(cast("Collector", self))  # which only calls `collect`
+        self._server = LoopbackServer("The metrics page", port, self._answer)
+        self.port = self._server.server_port
 
     def __call__(self, record: Record) -> None:
         with self._lock:
@@ -55,6 +51,13 @@ class Metrics(AbstractContextManager["Metrics"]):
             self._dropped.update(record.dropped)
             self._last = record
             self._evaluated = record if record.evaluated else self._evaluated
+
+    def _answer(self, url: SplitResult) -> Answer:
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        if url.path not in ("/", "/metrics"):
+            return Answer(HTTPStatus.NOT_FOUND, "Only /metrics exists.")
+        return Answer(HTTPStatus.OK, generate_latest(self._registry).decode(), CONTENT_TYPE_LATEST)
 
     def collect(self) -> list["Metric"]:
         """The current metrics, as Prometheus reads them."""
@@ -87,9 +90,7 @@ class Metrics(AbstractContextManager["Metrics"]):
                 yield _family("zeno_accuracy_ratio", "Test accuracy when last evaluated, 0 to 1.", evaluated.accuracy)
 
     def __exit__(self, *exception: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
 
 def _family(name: str, text: str, values: float | Sequence[float] | Mapping[Any, float], *labels: str) -> "Metric":

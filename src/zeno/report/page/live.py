@@ -6,31 +6,22 @@ fewer steps than before: its generation is then one higher, and the page reloads
 
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs
 
 from zeno.records.files import open_file
 from zeno.records.folder import RECORDS_FILE, being_written
+from zeno.report.loopback import LOOPBACK, Answer, LoopbackServer
 from zeno.report.page.html import page, policy
 from zeno.report.page.pack import Json, bin_of, packed_run
 from zeno.report.run_view import open_run, runs_so_far
 
-LOOPBACK = "127.0.0.1"
-OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 MARK = 256  # bytes before the end of the last read; if they change, the file was replaced
-HEADERS = {
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
 
 
 class Tail:
@@ -122,55 +113,19 @@ class Live:
             of_several = [folder for folder in self._folders if folder.is_dir() and folder.resolve() not in self._tails]
             return bool(tails) and all(tail.is_over for tail in tails) and not any(map(being_written, of_several))
 
-
-class _Server(ThreadingHTTPServer):
-    live: Live
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    server_version = "zeno"
-    sys_version = ""
-    timeout = 10  # seconds that a connection may be idle
-
-    def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        host = re.sub(r":\d+$", "", self.headers.get("Host", ""))  # any port: ssh may forward it
-        if host not in OWN_NAMES:  # a site whose name was made to point here must not read the run
-            self._answer(HTTPStatus.FORBIDDEN, "text/plain", "This page is served to localhost only.")
-        elif url.path == "/":
-            self._answer(HTTPStatus.OK, "text/html", self.server.live.page())
-        elif url.path == "/since":
-            query = {name: values[0] for name, values in parse_qs(url.query).items()}
-            try:
-                step, generation = int(query.get("step", 0)), int(query.get("generation", 0))
-            except ValueError:
-                self._answer(HTTPStatus.BAD_REQUEST, "text/plain", "step and generation must be integers.")
-                return
-            found = self.server.live.since(query.get("run"), generation, step)
-            self._answer(HTTPStatus.OK, "application/json", json.dumps(found, allow_nan=False, separators=(",", ":")))
-        else:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "Only / and /since exist.")
-
-    def _not_allowed(self) -> None:
-        self._answer(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", "Only GET is allowed.", Allow="GET")
-
-    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _not_allowed  # noqa: N815
-
-    def _answer(self, status: HTTPStatus, kind: str, text: str, **more: str) -> None:
-        body = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Content-Security-Policy", policy(live=True) + "; frame-ancestors 'none'")
-        for name, value in {**HEADERS, **more}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Logs nothing: the terminal shows the run."""
+    def answer(self, url: SplitResult) -> Answer:
+        """The page, or what is new in one run."""
+        if url.path == "/":
+            return Answer(HTTPStatus.OK, self.page(), "text/html; charset=utf-8")
+        if url.path != "/since":
+            return Answer(HTTPStatus.NOT_FOUND, "Only / and /since exist.")
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        try:
+            step, generation = int(query.get("step", 0)), int(query.get("generation", 0))
+        except ValueError:
+            return Answer(HTTPStatus.BAD_REQUEST, "step and generation must be integers.")
+        found = json.dumps(self.since(query.get("run"), generation, step), allow_nan=False, separators=(",", ":"))
+        return Answer(HTTPStatus.OK, found, "application/json; charset=utf-8")
 
 
 def all_over(folders: Sequence[Path]) -> bool:
@@ -181,21 +136,10 @@ def all_over(folders: Sequence[Path]) -> bool:
 @contextmanager
 def opened(folders: Sequence[Path], port: int = 0, every: float = 1.0) -> Iterator[tuple[str, Live]]:
     """Serves the page in the background; yields its address."""
-    try:
-        server = _Server((LOOPBACK, port), _Handler)
-    except (OSError, OverflowError) as error:
-        raise ValueError(
-            f"The live view needs a free port. Found {port}: {error}. Name another one, or 0 for any."
-        ) from None
-    with server:
-        server.live = Live(folders, every)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://{LOOPBACK}:{server.server_address[1]}/", server.live
-        finally:
-            server.shutdown()
-            thread.join()
+    live = Live(folders, every)
+    security = policy(live=True) + "; frame-ancestors 'none'"
+    with closing(LoopbackServer("The live view", port, live.answer, Content_Security_Policy=security)) as server:
+        yield f"http://{LOOPBACK}:{server.server_port}/", live
 
 
 def serve(folders: Sequence[Path], port: int = 0, linger: float = 3.0, say: Callable[[str], None] = print) -> bool:
