@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import http.server
+import io
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -64,6 +65,68 @@ def test_a_file_with_another_checksum_raises_and_is_deleted(
     with pytest.raises(ValueError, match=r"Could not download .*cifar-10-binary.tar.gz.*hash"):
         download.fetch("cifar10", tmp_path / "data", address)
     assert not list((tmp_path / "data").iterdir())
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, mode: int = 0o644, target: str = "") -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.mode, found.linkname = kind, mode, target
+    found.size = 4 if kind == tarfile.REGTYPE else 0
+    return found
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        entry("../outside"),
+        entry("inside/../../outside"),
+        entry("/tmp/zeno-outside"),
+        entry("C:outside"),
+        entry("..\\outside"),
+        entry("link", tarfile.SYMTYPE, target="../outside"),
+        entry("link", tarfile.SYMTYPE, target="good"),
+        entry("link", tarfile.LNKTYPE, target="good"),
+        entry("pipe", tarfile.FIFOTYPE),
+        entry("device", tarfile.CHRTYPE),
+        entry("setuid", mode=0o4755),
+        entry("sticky", tarfile.DIRTYPE, mode=0o1777),
+    ],
+    ids=lambda bad: f"{bad.name} {bad.type.decode()} {bad.mode:o} {bad.linkname}",
+)
+def test_an_archive_with_anything_but_files_and_folders_is_not_unpacked(
+    bad: tarfile.TarInfo, site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, address = site
+    with tarfile.open(folder / "cifar-10-binary.tar.gz", "w:gz") as archive:
+        for one in (entry("good"), bad):
+            archive.addfile(one, io.BytesIO(b"data"))
+    checksum = hashlib.sha256((folder / "cifar-10-binary.tar.gz").read_bytes()).hexdigest()
+    monkeypatch.setitem(download.SOURCES, "cifar10", ("", {"cifar-10-binary.tar.gz": f"sha256:{checksum}"}))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(
+        ValueError, match=r"needs plain files and folders at relative paths\. Found .*Nothing was unpacked"
+    ):
+        download.fetch("cifar10", tmp_path / "data", address)
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["cifar-10-binary.tar.gz"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*before, "data"])
+
+
+def test_unpacked_files_get_the_usual_permissions(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "archive.tar.gz", "w:gz") as archive:
+        archive.addfile(entry("folder/file", mode=0o777), io.BytesIO(b"data"))
+    download.unpack(tmp_path / "archive.tar.gz", tmp_path)
+    (tmp_path / "usual").write_text("")
+    assert (tmp_path / "folder" / "file").read_bytes() == b"data"
+    assert (tmp_path / "folder" / "file").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_an_archive_that_is_cut_off_raises_one_clear_error(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "archive.tar.gz", "w:gz") as archive:
+        archive.addfile(entry("file"), io.BytesIO(b"data"))
+    content = (tmp_path / "archive.tar.gz").read_bytes()
+    for part in (content[: len(content) // 2], b"", b"not an archive"):
+        (tmp_path / "archive.tar.gz").write_bytes(part)
+        with pytest.raises(ValueError, match="is not a complete tar archive"):
+            download.unpack(tmp_path / "archive.tar.gz", tmp_path / "to")
 
 
 def test_a_missing_file_raises_one_clear_error(site: tuple[Path, str], tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """Downloads data sets from their official sources and verifies their checksums."""
 
 import os
-from pathlib import Path
+import shutil
+import tarfile
+import zlib
+from pathlib import Path, PurePosixPath
 
 from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
@@ -39,12 +42,45 @@ def fetch(name: str, folder: Path, base_url: str | None = None) -> None:
     address = base_url.rstrip("/") + "/" if base_url else address
     with Progress(*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn()) as progress:
         for file, checksum in files.items():
-            unpack = pooch.Untar(extract_dir=".") if file.endswith(".tar.gz") else None
             downloader = pooch.HTTPDownloader(progressbar=_Bar(progress, file), chunk_size=1 << 16)
             try:
-                pooch.retrieve(address + file, checksum, file, folder, unpack, downloader)
+                path = Path(pooch.retrieve(address + file, checksum, file, folder, downloader=downloader))
             except (ValueError, OSError) as error:
                 raise ValueError(f"Could not download {address + file}: {error}") from error
+            if file.endswith(".tar.gz"):
+                unpack(path, folder)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpacks a tar archive of files and folders, unless they are there already.
+
+    Raises ValueError before anything is written if it holds something else. Files get the usual permissions and owner.
+    """
+    try:
+        with tarfile.open(archive) as content:
+            members = content.getmembers()
+            for member in members:
+                _check(member, archive)
+            for member in members:
+                path = folder / member.name
+                (path if member.isdir() else path.parent).mkdir(parents=True, exist_ok=True)
+                source = content.extractfile(member)  # None for a folder
+                if source is not None and not (path.is_file() and path.stat().st_size == member.size):
+                    with source, path.open("wb") as file:
+                        shutil.copyfileobj(source, file)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise ValueError(f"{archive} is not a complete tar archive: {error}") from error
+
+
+def _check(member: tarfile.TarInfo, archive: Path) -> None:
+    """Raises ValueError unless this is a file or a folder inside the folder that is unpacked to."""
+    path = PurePosixPath(member.name)
+    is_inside = not path.is_absolute() and ".." not in path.parts and not set(member.name) & set("\\:")
+    if not (is_inside and (member.isreg() or member.isdir()) and member.mode & ~0o777 == 0):
+        raise ValueError(
+            f"An archive of data needs plain files and folders at relative paths. Found {member.name!r} of type "
+            f"{member.type!r} and mode {member.mode:o} in {archive}. Nothing was unpacked; delete the archive."
+        )
 
 
 class _Bar:
