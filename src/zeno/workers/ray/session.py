@@ -2,11 +2,13 @@
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,8 +25,8 @@ QUIET = ("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
 def start_or_join(address: str | None = None) -> Iterator[None]:
     """Starts a Ray cluster on this machine for this process alone, or joins the one at `address` (or "auto").
 
-    A cluster started here listens on loopback only, has no dashboard, and ends with the context. If this process uses
-    Ray already, that cluster is used, and left running.
+    A cluster started here listens on loopback only, has no dashboard, and ends with the context, which also removes its
+    session folder with Ray's logs. If this process uses Ray already, that cluster is used, and left running.
     """
     here = address is None
     if "ray" not in sys.modules:
@@ -38,7 +40,7 @@ def start_or_join(address: str | None = None) -> Iterator[None]:
     sigterm = signal.getsignal(signal.SIGTERM)  # Ray sets its own handler
     where: dict[str, Any] = {"address": "local", "include_dashboard": False} if here else {"address": address}
     try:
-        ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
+        context = ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         place = "start a Ray cluster on this machine" if here else f"join the Ray cluster at {address}"
         raise ValueError(f"Could not {place}: {error}") from error
@@ -50,8 +52,19 @@ def start_or_join(address: str | None = None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+        if here:
+            _remove_session(Path(context.address_info["session_dir"]))
         if sigterm is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, sigterm)
+
+
+def _remove_session(folder: Path) -> None:
+    """Removes the folder of a session that has ended, and the link to it if no other session has begun since."""
+    latest = folder.with_name("session_latest")
+    with suppress(OSError):
+        if latest.readlink() == folder:
+            latest.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def find_ray() -> ModuleType:
