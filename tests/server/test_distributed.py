@@ -139,6 +139,36 @@ def test_a_message_that_is_too_short_is_not_used(seen: list[dict[str, Any]]) -> 
     assert all(rank["too short"]["params"] == seen[0]["too short"]["params"] for rank in seen)
 
 
+DIFFERENCES = {
+    "one layer more": "1.weight [2, 2] torch.float32 on rank 2, nothing more on rank 0",
+    "another type": "0.weight [16, 10] torch.float64 on rank 3, 0.weight [16, 10] torch.float32 on rank 0",
+    "another shape": "weight [4, 6] torch.float32 on rank 1, weight [6, 4] torch.float32 on rank 0",
+    "another name": "; ".join(
+        f"weight [2, 3] torch.float32 on rank {rank}, 0.weight [2, 3] torch.float32 on rank 0" for rank in (1, 2, 3)
+    ),
+    "a frozen layer": "2.weight [2, 16] torch.float32 on rank 1, 0.weight [16, 10] torch.float32 on rank 0",
+    "no statistics": "nothing more on rank 2, a BatchNorm1d with [16] torch.float32 on rank 0",
+    "other buckets": "bucket_bytes=40 on rank 1, bucket_bytes=80 on rank 0",
+}
+
+
+@pytest.mark.parametrize("scene", DIFFERENCES)
+def test_a_rank_with_another_model_raises_the_same_sentence_on_every_rank(
+    seen: list[dict[str, Any]], scene: str
+) -> None:
+    sentence = (
+        "zeno.distributed.step needs the same model and the same arguments on all ranks. "
+        f"Found {DIFFERENCES[scene]}. Create the model in the same way on every rank."
+    )
+    for rank in seen:
+        assert rank[scene] == {"raised": [sentence, sentence], "unchanged": True}
+
+
+def test_ranks_that_had_different_models_can_go_on_with_the_same(seen: list[dict[str, Any]]) -> None:
+    for rank in seen:
+        torch.testing.assert_close(params(rank, "afterwards"), averaged(6))
+
+
 # Wrong use
 
 

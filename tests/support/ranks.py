@@ -148,6 +148,8 @@ def too_short(rank: int) -> dict[str, Any]:
         backward(model, rank, step)
         if rank == 3:
             line = _Transport(model, 0, None, BUCKET_BYTES)
+            if step == 0:
+                line.compare()
             line.send(torch.ones(2))
             assert not line.share_reason()
             line.share_model(is_server=False)
@@ -159,6 +161,32 @@ def too_short(rank: int) -> dict[str, Any]:
         "errors": None if record is None else record.errors,
         "kept": None if record is None else record.kept,
     }
+
+
+def differing(rank: int, model: nn.Module, **settings: Any) -> dict[str, Any]:
+    """One step with this model on each rank: what it raises."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    server = zeno.Server(model, F.cross_entropy, optimizer, [(XS, YS)], zeno.Mean()) if rank == 0 else None
+    x = zeno.flatten(model.parameters())
+    sent = torch.ones_like(x)
+    raised = []
+    for _ in range(2):
+        try:
+            zeno.distributed.step(model, optimizer, server, sent=sent, **settings)
+            raised.append("")
+        except ValueError as error:
+            raised.append(str(error))
+    return {"raised": raised, "unchanged": bool(torch.equal(zeno.flatten(model.parameters()), x))}
+
+
+def without_statistics(model: nn.Sequential) -> nn.Sequential:
+    model[1] = nn.BatchNorm1d(16, track_running_stats=False)
+    return model
+
+
+def frozen(model: nn.Sequential) -> nn.Sequential:
+    model[0].requires_grad_(False)
+    return model
 
 
 def main(rank: int, folder: Path) -> None:
@@ -180,6 +208,14 @@ def main(rank: int, folder: Path) -> None:
         "momentum": with_momentum(rank),
         "some": among_some(rank),
         "too short": too_short(rank),
+        "one layer more": differing(rank, nn.Sequential(net(), nn.Linear(2, 2)) if rank == 2 else nn.Sequential(net())),
+        "another type": differing(rank, net().double() if rank == 3 else net()),
+        "another shape": differing(rank, nn.Linear(6, 4) if rank == 1 else nn.Linear(4, 6)),
+        "another name": differing(rank, nn.Sequential(nn.Linear(3, 2)) if rank == 0 else nn.Linear(3, 2)),
+        "a frozen layer": differing(rank, frozen(net()) if rank == 1 else net()),
+        "no statistics": differing(rank, without_statistics(net(norm=True)) if rank == 2 else net(norm=True)),
+        "other buckets": differing(rank, net(), bucket_bytes=40 if rank == 1 else 80),
+        "afterwards": play(rank, zeno.Mean()),
     }
     (folder / f"{rank}.json").write_text(json.dumps(seen))
     dist.barrier()  # nobody leaves while another still reads

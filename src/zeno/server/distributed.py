@@ -9,16 +9,21 @@ resume, with the same model.
 Gradients travel in buckets, straight into the row that is scored while the next one is being received. With
 `Zeno(trim=b)` the server holds m - b + 2 rows instead of m; other rules need all m.
 
-Limits: a rank that dies, hangs or has a different model takes the process group down with it, as in DDP. So does an
-exception on one rank; only `TooFewUsable` is raised on all of them. For workers that come and go there is Ray:
+At the first step with a model, the ranks compare the names, shapes and types of what they will send. If these differ,
+every rank raises the same `ValueError`, and nothing else is sent.
+
+Limits: a rank that dies, hangs or changes its model later takes the process group down with it, as in DDP. So does
+another exception on one rank; only `TooFewUsable` is raised on all of them. For workers that come and go there is Ray:
 `zeno train --cluster ray`.
 
 Shapes: m ranks, d parameters.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -34,6 +39,9 @@ if TYPE_CHECKING:  # some builds of torch lack them
     from torch.distributed import ProcessGroup, Work
 
 BUCKET_BYTES = 25 * 2**20
+DIFFERENCE_BYTES = 400  # of a text that says how a rank differs
+MAX_DIFFERENCES = 3  # in an error
+_COMPARED: "WeakSet[nn.Module]" = WeakSet()  # models that all ranks have alike
 _ROWS: "WeakKeyDictionary[Server, list[Tensor]]" = WeakKeyDictionary()  # reused: allocating costs as much as a pass
 
 
@@ -52,7 +60,8 @@ def step(
     The rank `server_rank` of the group passes its `server`, created with this model and optimizer, and gets the rule's
     aggregate; the others get None. `sent` [d] is sent in place of the gradients, for example a momentum. If more ranks
     send non-finite gradients than the rule tolerates, all ranks raise `zeno.TooFewUsable` and no model changes.
-    `bucket_bytes` must be the same on all ranks.
+    `bucket_bytes` must be the same on all ranks. If the ranks have different models, all raise ValueError at the first
+    step.
     """
     _check(model, optimizer, server, server_rank, group)
     transport = _Transport(model, server_rank, group, bucket_bytes)
@@ -60,6 +69,9 @@ def step(
     if sent is not None and sent.shape != (transport.size,):
         found = list(sent.shape)
         raise ValueError(f"zeno.distributed.step needs sent as {transport.size} numbers. Found shape {found}.")
+    if model not in _COMPARED:
+        transport.compare()
+        _COMPARED.add(model)
     if server is None:
         transport.send(own)
         reason = transport.share_reason()
@@ -120,6 +132,7 @@ class _Transport:
         parameters = trainable(model).values()
         self.size = sum(parameter.numel() for parameter in parameters)  # d
         first = next(iter(parameters))
+        self.bucket_bytes = bucket_bytes
         self.bucket = max(1, bucket_bytes // first.element_size())
         # Gloo sends from the CPU, NCCL from a GPU.
         device = torch.device("cpu") if dist.get_backend(group) == "gloo" else first.device
@@ -141,16 +154,57 @@ class _Transport:
         row.fill_(torch.nan)
         return [dist.irecv(part, self._global(rank), self.group) for part in row.split(self.bucket)]
 
+    def compare(self) -> None:
+        """Raises the same error on every rank if one of them would send or expect something else than rank 0."""
+        own = self._description()
+        if len(set(self._gather(hashlib.sha256("\n".join(own).encode()).digest()))) == 1:
+            return
+        first = self._share_text("\n".join(own), rank=0).split("\n")
+        pairs = zip_longest(own, first, fillvalue="nothing more")
+        differing = next((pair for pair in pairs if pair[0] != pair[1]), None)
+        text = (
+            "" if differing is None else f"{differing[0]} on rank {dist.get_rank(self.group)}, {differing[1]} on rank 0"
+        )
+        gathered = self._gather(text.encode()[:DIFFERENCE_BYTES].ljust(DIFFERENCE_BYTES))
+        found = [text.decode(errors="replace").strip() for text in gathered if text.strip()]
+        more = f"; and {len(found) - MAX_DIFFERENCES} more" if len(found) > MAX_DIFFERENCES else ""
+        raise ValueError(
+            "zeno.distributed.step needs the same model and the same arguments on all ranks. Found "
+            f"{'; '.join(found[:MAX_DIFFERENCES])}{more}. Create the model in the same way on every rank."
+        )
+
+    def _description(self) -> list[str]:
+        """What all ranks must have in common, in lines."""
+        parameters = [f"{name} {list(p.shape)} {p.dtype}" for name, p in trainable(self.model).items()]
+        norms = [f"a {type(norm).__name__} with {list(b.shape)} {b.dtype}" for norm, b in self._statistics()]
+        return [f"server_rank={self.server_rank}", f"bucket_bytes={self.bucket_bytes}", *parameters, *norms]
+
+    def _gather(self, content: bytes) -> list[bytes]:
+        """The bytes of all ranks, which are as many on each, in order."""
+        own = torch.tensor(list(content), dtype=torch.uint8, device=self._like.device)
+        found = [torch.empty_like(own) for _ in range(self.ranks)]
+        dist.all_gather(found, own, self.group)
+        return [bytes(one.tolist()) for one in found]
+
     def share_reason(self, reason: str = "") -> str:
         """Why the server skips the step, on every rank; an empty text if it does not."""
-        texts = [reason]
-        dist.broadcast_object_list(texts, self._global(self.server_rank), self.group, self._like.device)
+        return self._share_text(reason, self.server_rank)
+
+    def _share_text(self, text: str, rank: int) -> str:
+        """The text of a rank, on every rank."""
+        texts = [text]
+        dist.broadcast_object_list(texts, self._global(rank), self.group, self._like.device)
         return texts[0]
+
+    def _statistics(self) -> list[tuple[nn.Module, Tensor]]:
+        """The running statistics of BatchNorm, each with its layer."""
+        pairs = [(norm, b) for norm in norms_of(self.model) for b in (norm.running_mean, norm.running_var)]
+        return [(norm, b) for norm, b in pairs if b is not None]
 
     def share_model(self, is_server: bool) -> None:
         """Copies the server's trainable parameters and running statistics to all ranks."""
-        norms = [b for norm in norms_of(self.model) for b in (norm.running_mean, norm.running_var) if b is not None]
-        for tensors in (list(trainable(self.model).values()), norms):
+        statistics = [b for _, b in self._statistics()]
+        for tensors in (list(trainable(self.model).values()), statistics):
             if tensors:
                 vector = self.vector(tensors)
                 for bucket in vector.split(self.bucket):
