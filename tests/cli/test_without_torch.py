@@ -50,6 +50,7 @@ QUICK = {
     "train --split by_labels": "Unknown split 'by_labels'. Did you mean by_label?",
     "train --model resnet": "Unknown model 'resnet'",
     "train --model cnn(depth=3)": "does not fit cnn(",
+    "train --fault label_flip(on=30)": "Found fault='label_flip(on=30)' without faulty",
     "train --faulty 30 --workers 20": "at most workers=20",
     "train --cluster rayy": "one of local, ray",
     "train --out /": "is not empty",

@@ -5,7 +5,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -502,6 +502,25 @@ def test_a_rule_that_needs_no_samples_needs_no_data() -> None:
     other = zeno.Server(model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), None, zeno.Zeno(trim=1))
     with pytest.raises(ValueError, match=r"needs samples on the server. Found data=None. Pass a DataLoader"):
         other.step(sent)
+
+
+def test_without_a_rule_a_server_uses_zeno_without_tuning() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert zeno.Server(model, F.cross_entropy, optimizer, loader(), rule=None).rule == zeno.ZenoAuto()
+
+
+def test_a_rule_that_returns_no_aggregate_raises_and_changes_nothing() -> None:
+    class Forgets(zeno.Rule):
+        def __call__(self, candidates: Any, oracle: Any = None, state: object = None) -> zeno.Aggregate:
+            return cast(zeno.Aggregate, None)
+
+    model, server = make(Forgets())
+    before = parameters(model)
+    with pytest.raises(TypeError, match=r"must return a zeno.Aggregate\(update, weights\).*Found None"):
+        server.step(sent_by(model, 4, 0, 0))
+    assert torch.equal(parameters(model), before)
+    assert server.steps == 0
 
 
 def test_a_compiled_model_works() -> None:

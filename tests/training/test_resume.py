@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import zeno
+from support import commands
 from zeno.records.folder import CHECKPOINTS, MODEL_FILE, RECORDS_FILE, read
 from zeno.server.engine import Engine
 from zeno.server.scorers import ThreadScorer
@@ -317,6 +318,16 @@ def test_the_model_is_saved_when_no_candidate_is_tried_on_it_any_more(
     with pytest.raises(Crash):
         zeno.train(replace(SMALL, faulty=0), tmp_path)
     assert events == ["tried", "saved"]
+
+
+def test_a_run_is_not_resumed_with_fewer_steps_than_it_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zeno.train(replace(SMALL, steps=6), tmp_path / "run")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()}
+    assert commands.run(monkeypatch, "train", "--resume", tmp_path / "run", "--steps", 3) == 2
+    assert "has made 6 steps, and cannot be resumed with fewer. Found steps=3." in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()} == before
 
 
 @pytest.mark.parametrize(

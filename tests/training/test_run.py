@@ -3,7 +3,8 @@
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -35,8 +36,13 @@ def test_the_defaults_are_the_papers() -> None:
         ({"rule": "krum(faulty=9)"}, "Found 20 with faulty=9"),
         ({"rule": "mean", "trim": 3}, "The rule 'mean' has no trim. It takes: nothing"),
         ({"rule": "kum"}, "Unknown rule 'kum'. Did you mean krum?"),
-        ({"fault": "flip"}, "Unknown fault 'flip'"),
-        ({"fault": "sign_flip(scale=0)"}, "scale as a finite number above 0"),
+        ({"fault": "flip", "faulty": 1}, "Unknown fault 'flip'"),
+        ({"fault": "sign_flip(scale=0)", "faulty": 1}, "scale as a finite number above 0"),
+        ({"fault": "sign_flip"}, "Found fault='sign_flip' without faulty. Set faulty too"),
+        (
+            {"fault": "label_flip(on=30)", "faulty": 0},
+            "faulty=0 needs faults that take exactly as many workers by `on`",
+        ),
         ({"split": "random"}, "Unknown split 'random'"),
         ({"rule": "zeno", "rho": -1.0}, "rho as a finite number of at least 0"),
         ({"zeno_batch_size": 1}, "samples as a whole number of at least 2. Found samples=1"),
@@ -69,12 +75,15 @@ def test_settings_that_cannot_work_raise_before_anything_is_trained(settings: di
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"rule": "zeno"}, "rule must be a rule, such as zeno.Zeno(trim=4). Found rule='zeno'"),
+        ({"rule": zeno.Zeno}, "rule must be a rule, such as zeno.Zeno(trim=4). Found rule=<class"),
+        ({"rule": "kum"}, "Unknown rule 'kum'. Did you mean krum?"),
+        ({"fault": zeno.LabelFlip(on=30)}, "A run with faulty=0 needs faults that take"),
         ({"fault": zeno.LabelFlip}, "fault must be a fault, such as zeno.LabelFlip()"),
         ({"split": None}, "split must be a split"),
         ({"seed": 1.5}, "The setting seed must be of type int. Found seed=1.5"),
         ({"lr": "fast"}, "The setting lr must be of type float. Found lr='fast'"),
         ({"task": 5}, "The setting task must be of type str. Found task=5"),
+        ({"task": object()}, "The setting task must be a name, a zeno.Task or a function that returns one"),
         ({"optimizer": None}, "The setting optimizer must be of type str. Found optimizer=None"),
     ],
 )
@@ -82,6 +91,56 @@ def test_settings_of_the_wrong_type_raise_in_python_too(settings: dict[str, Any]
     with pytest.raises(ValueError) as error:
         Run(**settings)
     assert words in str(error.value)
+
+
+def test_objects_may_be_given_as_text_as_on_the_command_line() -> None:
+    run = Run(rule="zeno(trim=3)", fault="zero(on=2)+crash", faulty=3, split="dirichlet(alpha=0.5)")
+    assert run.rule == zeno.Zeno(trim=3)
+    assert run.fault == zeno.Zero(on=2) + zeno.Crash()
+    assert run.split == zeno.Dirichlet(0.5)
+    assert run == from_settings(toml.loads(run.to_toml()))
+    assert Run(rule="zeno").rule == from_settings({"rule": "zeno"}).rule
+
+
+def digits() -> zeno.Task:
+    return zeno.load_task("digits")
+
+
+def test_a_task_may_be_a_function_as_on_the_command_line(tmp_path: Path) -> None:
+    by_name = f"{__name__}:digits"
+    run = Run(task=digits, rule=zeno.Mean(), workers=2, steps=2)
+    assert zeno.train(run, tmp_path) == zeno.train(replace(run, task=by_name))
+    assert from_settings(toml.loads((tmp_path / "run.toml").read_text())).task == by_name
+    assert len(zeno.train(replace(run, task=by_name, steps=3), tmp_path, resume=True)) == 3
+    assert Run(task=lambda: digits()).task_name.endswith(".<lambda>>"), "which cannot be imported"
+    nothing: Any = lambda: None  # noqa: E731
+    with pytest.raises(ValueError, match=r"needs to return a zeno.Task. Found NoneType"):
+        zeno.train(replace(run, task=nothing))
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, r"weights one of shape \[m\] = \[4\]. Found None."),
+        (torch.zeros(1), "Found a Tensor."),
+        (zeno.Aggregate(torch.zeros(1, 1), torch.ones(4)), r"Found an update of \(1, 1\) and weights of \(4,\)"),
+        (zeno.Aggregate(torch.zeros(1), torch.ones(3)), r"Found an update of \(1,\) and weights of \(3,\)"),
+    ],
+)
+def test_a_rule_that_returns_no_aggregate_raises_before_anything_is_trained(returned: Any, words: str) -> None:
+    class ByCall(zeno.Rule):
+        def __call__(self, candidates: Any, oracle: Any = None, state: object = None) -> zeno.Aggregate:
+            return cast(zeno.Aggregate, returned)
+
+    class ByRows(zeno.Rule):
+        def aggregate(self, rows: Any, oracle: Any, state: object) -> zeno.Aggregate:
+            return cast(zeno.Aggregate, returned)
+
+    first = zeno.NNM(faulty=1)
+    for rule in (ByCall(), ByRows(), zeno.chain(first, ByCall()), zeno.chain(first, ByRows())):
+        with pytest.raises(TypeError, match=words) as error:
+            zeno.train(Run(rule=rule, workers=4))
+        assert "must return a zeno.Aggregate(update, weights)" in str(error.value)
 
 
 def test_a_device_is_given_as_text() -> None:

@@ -24,7 +24,7 @@ def show_runs(jobs: Sequence[Job], folder: Path, as_json: bool) -> bool:
     """Shows and writes the results of the runs that have begun; returns whether there are records."""
     some, faulty = jobs[0].run, max(job.run.faulty for job in jobs)
     fault = f"{faulty} of {some.workers} workers faulty ({describe(some.fault, FAULTS)})" if faulty else "no faults"
-    title = f"{some.task}, {fault}"
+    title = f"{some.task_name}, {fault}"
     views = [read_run(job.folder, job.name) for job in jobs if job.folder and (job.folder / RECORDS_FILE).exists()]
     begun = [view for view in views if view.records]
     folder.mkdir(parents=True, exist_ok=True)  # missing if the first run was interrupted before it started

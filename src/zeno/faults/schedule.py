@@ -27,8 +27,6 @@ class Schedule:
     def shares(self) -> list[int]:
         """Number of workers of each part: `on`, or an even share of the rest, of which the first parts get one more."""
         parts = parts_of(self.fault)
-        if self.faulty == 0:
-            return [0] * len(parts)
         taken = sum(part.on or 0 for part in parts)
         without = [part.on for part in parts].count(None)
         if taken > self.faulty or (taken < self.faulty and not without):

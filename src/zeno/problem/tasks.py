@@ -37,14 +37,13 @@ class Task:
     loss: Loss = F.cross_entropy  # the mean over the samples; an nn.Module if it has tensors
 
 
-def load_task(name: str, data: Path | None = None) -> Task:
-    """Returns the task with this name, or the one that `package.module:function` returns."""
-    if ":" not in name:
+def load_task(name: str | Callable[[], Task], data: Path | None = None) -> Task:
+    """Returns the task with this name, or the one that a function or `package.module:function` returns."""
+    if isinstance(name, str) and ":" not in name:
         return find("task", name, TASKS)(data)
-    module, _, function = name.partition(":")
     sys.path.insert(0, os.getcwd())  # as `python -m` does, to find modules in the working folder
     try:
-        task = getattr(importlib.import_module(module), function)()
+        task = _imported(name)() if isinstance(name, str) else name()
     except Exception as error:
         raise ValueError(f"Cannot load the task {name!r}: {type(error).__name__}: {error}.") from error
     finally:
@@ -52,6 +51,12 @@ def load_task(name: str, data: Path | None = None) -> Task:
     if not isinstance(task, Task):
         raise ValueError(f"The task {name!r} needs to return a zeno.Task. Found {type(task).__name__}.")
     return task
+
+
+def _imported(name: str) -> Callable[[], object]:
+    module, _, function = name.partition(":")
+    found: Callable[[], object] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def with_model(task: Task, model: str) -> Task:

@@ -49,6 +49,21 @@ class Aggregate(NamedTuple):
         return self.weights != 0
 
 
+def checked(found: object, rule: object, m: int, d: int) -> Aggregate:
+    """What a rule returned for m candidates of size d; raises TypeError unless it is an aggregate of them."""
+    if isinstance(found, Aggregate):
+        shapes = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in found[:2]]
+        if shapes == [(d,), (m,)]:
+            return found
+        what = f"an update of {shapes[0]} and weights of {shapes[1]}"
+    else:
+        what = "None" if found is None else f"a {type(found).__name__}"
+    raise TypeError(
+        f"The rule {rule} must return a zeno.Aggregate(update, weights), with update a tensor of shape [d] = [{d}] and "
+        f"weights one of shape [m] = [{m}]. Found {what}."
+    )
+
+
 class TooFewUsable(ValueError):  # noqa: N818
     """Too little is usable for an update, so the step should be skipped.
 

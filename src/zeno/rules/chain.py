@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from zeno.rules.aggregate import checked
 from zeno.rules.rule import Aggregate, Oracle, PreAggregator, Rows, Rule
 
 
@@ -38,7 +39,7 @@ class Chain(Rule):
             raise ValueError(f"A chain of {len(self.parts)} parts needs as many states. Found {len(states)}.")
         for i, part in enumerate(self.first):
             rows, states[i] = part.before(rows.used_by(part), states[i])
-        result = self.rule.aggregate(rows.used_by(self.rule), oracle, states[-1])
+        result = checked(self.rule.aggregate(rows.used_by(self.rule), oracle, states[-1]), self.rule, rows.m, rows.d)
         return result._replace(state=(*states[:-1], result.state))
 
 

@@ -9,7 +9,7 @@ Shapes: m workers, d parameters.
 
 from torch import Tensor
 
-from zeno.rules.aggregate import Aggregate, Oracle, TooFewUsable
+from zeno.rules.aggregate import Aggregate, Oracle, TooFewUsable, checked
 from zeno.rules.linalg.geometry import Geometry
 from zeno.rules.parameters import Count, NonNegative, Part, Positive, PositiveCount, Rate, Samples, Tolerated
 from zeno.rules.rows import Rows
@@ -51,7 +51,7 @@ class Rule(Part):
                 f"{type(self).__name__} has no way to combine candidates. Override `aggregate(rows, oracle, state)` or "
                 "`__call__(candidates, oracle=None, state=None)`; both return a zeno.Aggregate."
             )
-        return rows.in_terms_of_workers(self(rows.tensor(), oracle, state))
+        return rows.in_terms_of_workers(checked(self(rows.tensor(), oracle, state), self, rows.n, rows.d))
 
 
 class PreAggregator(Part):

@@ -29,6 +29,7 @@ from zeno.problem.oracle import OWN_STATISTICS_FROM, LossOracle
 from zeno.problem.problem import Problem
 from zeno.problem.threads import one_thread
 from zeno.records.record import Record, finite
+from zeno.rules.aggregate import checked
 from zeno.rules.linalg.passes import largest_number
 from zeno.rules.rule import Aggregate, Rule, TooFewUsable
 from zeno.rules.streaming import Arrivals
@@ -137,7 +138,8 @@ class Step:
                 if self._best is not None:
                     self.aggregate = self._best.result()
                 else:
-                    self.aggregate = self.core.rule(self._candidates(), self._oracle, self.core.state)
+                    rule, candidates = self.core.rule, self._candidates()
+                    self.aggregate = checked(rule(candidates, self._oracle, self.core.state), rule, *candidates.shape)
                 check_update(self.core.rule, self.aggregate, self._largest)
             except TooFewUsable as failure:
                 self.aggregate, self.failure = None, failure

@@ -49,10 +49,11 @@ class Server:
         loss: Loss,  # (outputs [n, ...], targets [n, ...]) -> the mean over the samples
         optimizer: Optimizer,
         data: Iterable[Sequence[Tensor]] | None,
-        rule: Rule = ZenoAuto(),
+        rule: Rule | None = None,  # None: ZenoAuto()
         *,
         folder: str | Path | None = None,
     ) -> None:
+        rule = ZenoAuto() if rule is None else rule
         check(model, loss, optimizer, rule, data)
         self.model = model
         self.optimizer = optimizer

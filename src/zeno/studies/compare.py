@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from zeno.faults import LabelFlip
 from zeno.problem.registry import describe
 from zeno.rules import PARTS, Mean, Rule
 from zeno.training.dry_run import try_rule
@@ -29,7 +30,7 @@ def runs(settings: Mapping[str, Any], rules: Sequence[str] = RULES) -> dict[str,
     rule_settings.setdefault("trim", min(base.faulty + 1, base.workers - 1))
     chosen = [most_tolerant(text, rule_settings, base.workers) for text in rules]
     return {
-        WITHOUT_FAULTS: replace(base, rule=Mean(), faulty=0),
+        WITHOUT_FAULTS: replace(base, rule=Mean(), faulty=0, fault=LabelFlip()),
         **{describe(rule, PARTS): replace(base, rule=rule) for rule in chosen},
     }
 

@@ -160,7 +160,7 @@ def grids(matrix: Matrix, results: Results) -> list[Grid]:
         controls = [(entries[Place(name, None, q)],) * len(matrix.faults) for name in (GOOD_ALONE, SERVER_ALONE)]
         rows = [tuple(entries[Place(rule, fault, q)] for fault in matrix.faults) for rule in matrix.rules]
         seeds = "1 seed" if matrix.seeds == 1 else f"{matrix.seeds} seeds"
-        title = f"{run.task}, {q} of {run.workers} workers faulty, {run.steps} steps, {seeds}"
+        title = f"{run.task_name}, {q} of {run.workers} workers faulty, {run.steps} steps, {seeds}"
         found.append(Grid(title, q, matrix.faults, (*controls, *rows)))
     return found
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from zeno.rules import Rule
+from zeno.rules.aggregate import checked
 from zeno.training.build import learning_rates
 from zeno.training.run import Run
 
@@ -22,8 +23,8 @@ def dry_run(run: Run) -> None:
 
 
 def try_rule(rule: Rule, workers: int) -> None:
-    """Raises what the rule raises for this many candidates, whatever they are."""
-    rule(torch.zeros(workers, 1), _Zeros())
+    """Raises what the rule raises for this many candidates, whatever they are, and if it returns no aggregate."""
+    checked(rule(torch.zeros(workers, 1), _Zeros()), rule, workers, 1)
 
 
 class _Zeros:

@@ -133,6 +133,11 @@ def _resume_point(run: Run, folder: Path | None) -> tuple[list[Record], dict[str
             other, this = (f"{name} = {values[name]!r}" if name in values else f"no {name}" for values in (there, here))
             raise ValueError(f"The run in {folder} has other settings: {other} there, {this} here.")
     records = read(folder)
+    if run.steps < len(records):
+        raise ValueError(
+            f"The run in {folder} has made {len(records)} steps, and cannot be resumed with fewer. "
+            f"Found steps={run.steps}."
+        )
     found = checkpoint.newest(folder / CHECKPOINTS, most=len(records))
     if found is None:
         log.warning("there is no checkpoint in %s to continue from: the run starts from the beginning", folder)

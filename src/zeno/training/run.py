@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from zeno.problem.registry import describe, find
 from zeno.records import toml
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from zeno.problem.splits import Split
     from zeno.problem.tasks import Task
     from zeno.rules import Rule
+
+    T = TypeVar("T")
+
+    class OrText(Generic[T]):
+        """A setting that is an object, and may be given as its text, such as "zeno(trim=3)"."""
+
+        def __get__(self, run: object, owner: type) -> T: ...
+        def __set__(self, run: object, value: T | str) -> None: ...
+
 
 DEFAULT_RULE = "zeno_auto"  # on the command line; that of `Run` is the paper's
 PAPER_TRIM = 4  # b of Krum and Zeno in the paper's runs without faults
@@ -52,16 +61,22 @@ def setting(default: Any, panel: str, text: str, parse_as: str | None = None, **
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that decides a result. The defaults are the paper's."""
+    """Everything that decides a result. The defaults are the paper's.
 
-    task: str | Task = setting("digits", "Task", "What to train: a name from `zeno tasks`, or package.module:function.")
+    Rule, fault and split are objects, or text as on the command line: `Run(rule="zeno(trim=3)")`. The task is a name, a
+    Task, or a function without arguments that returns one.
+    """
+
+    task: str | Task | Callable[[], Task] = setting(
+        "digits", "Task", "What to train: a name from `zeno tasks`, or package.module:function."
+    )
     data: str | Path | None = setting(None, "Task", "Folder with mnist or cifar10. Default: that of `zeno data`.")
     model: str | None = setting(
         None, "Task", "Network: mlp, cnn (the paper's) or small_cnn (a quarter as wide). Default: the task's."
     )
     workers: int = setting(20, "Workers", "Number of workers (m).", least=1)
     batch_size: int = setting(100, "Workers", "Samples in each worker's gradient (n).", least=1)
-    split: Split = setting(
+    split: OrText[Split] = setting(
         "iid", "Workers", "Which worker has which samples: iid, disjoint, by_label or 'dirichlet(alpha=0.5)'.", "split"
     )
     server_data: float = setting(
@@ -74,11 +89,11 @@ class Run:
     worker_momentum: float = setting(
         0.0, "Workers", "Workers send the decayed mean of their gradients; this is the decay.", least=0, below=1
     )
-    rule: Rule = setting(
+    rule: OrText[Rule] = setting(
         f"zeno(trim={PAPER_TRIM})", "Rule", "How candidates are combined into an update: see `zeno rules`.", "rule"
     )
     quarantine: bool = setting(False, "Rule", "Stop asking suspect workers for gradients, and retry them later.")
-    fault: Fault = setting(
+    fault: OrText[Fault] = setting(
         "label_flip", "Faults", "What faulty workers do: see `zeno faults`. Several: 'zero(on=3)+crash'.", "fault"
     )
     faulty: int = setting(0, "Faults", "Number of workers to make faulty (q); 0: no faults.", least=0)
@@ -95,12 +110,19 @@ class Run:
 
     def __post_init__(self) -> None:
         from zeno.faults import Fault
+        from zeno.problem.tasks import Task
         from zeno.rules.rule import Rule
+        from zeno.training.settings import PARSERS
 
+        for name, parse in PARSERS.items():
+            if isinstance(vars(self)[name], str):
+                object.__setattr__(self, name, parse(vars(self)[name]))
         require(isinstance(self.rule, Rule), "rule", self.rule, "a rule, such as zeno.Zeno(trim=4)")
         require(callable(self.split), "split", self.split, "a split, such as zeno.IID()")
         require(isinstance(self.fault, Fault), "fault", self.fault, "a fault, such as zeno.LabelFlip()")
         check_values(vars(self))
+        known = isinstance(self.task, str | Task) or callable(self.task)
+        require(known, "task", self.task, "a name, a zeno.Task or a function that returns one")
         self.faulty_workers()  # raises if the parts of the fault need more or fewer workers
 
     def faulty_workers(self) -> Schedule:
@@ -118,8 +140,15 @@ class Run:
         from zeno.training.settings import REGISTRIES
 
         texts = {name: describe(getattr(self, name), known) for name, known in REGISTRIES.items()}
-        task = self.task if isinstance(self.task, str) else describe(self.task, {})
-        return toml.dumps({**vars(self), **texts, "task": task})
+        return toml.dumps({**vars(self), **texts, "task": self.task_name})
+
+    @property
+    def task_name(self) -> str:
+        """The task as text: its name, or package.module:function if it can be imported from there."""
+        if isinstance(self.task, str):
+            return self.task
+        module, name = (str(getattr(self.task, part, "")) for part in ("__module__", "__qualname__"))
+        return f"{module}:{name}" if name.isidentifier() and module != "__main__" else describe(self.task, {})
 
 
 def check_values(settings: Mapping[str, Any]) -> None:
@@ -132,6 +161,11 @@ def check_values(settings: Mapping[str, Any]) -> None:
         find("setting", name, {**known, **RULE_SETTINGS})
         if name in known:
             check_value(known[name], value)
+    if "fault" in settings and "faulty" not in settings:
+        raise ValueError(
+            f"A fault needs a number of workers. Found fault={settings['fault']!r} without faulty. "
+            "Set faulty too; 0 trains without faults."
+        )
     faulty, workers = settings.get("faulty", Run.faulty), settings.get("workers", Run.workers)
     require(faulty <= workers, "faulty", faulty, f"at most workers={workers}")
 
