@@ -7,11 +7,12 @@ import typer
 from rich.console import Console
 
 from benchmarks import show
+from zeno.cli.console import PlainCommand
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(cls=PlainCommand)
 def measure(
     what: str = typer.Argument("rules", help=f"{', '.join(show.PARTS)}, or all."),
     size: list[int] = typer.Option([1_310_922, 10_000_000], help="Parameters (d) for rules; repeat for more."),

@@ -1,5 +1,6 @@
 """Zeno: distributed SGD that survives any number of faulty workers, as long as one is good."""
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # type checkers and documentation tools see the exact names
@@ -21,7 +22,7 @@ else:
             globals().update(names, __all__=sorted(names))
             if name in globals():  # also subpackages, such as zeno.rules, which are now imported
                 return globals()[name]
-        raise AttributeError(f"module 'zeno' has no attribute {name!r}")
+        raise AttributeError(f"module 'zeno' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__getattr__("__all__")})
+        return sorted({"__version__", *__getattr__("__all__")})

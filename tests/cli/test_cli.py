@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,10 +11,15 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import typer
+from rich.table import Table
+from typer.testing import CliRunner
 
 import zeno
 from support.commands import run
+from zeno.cli.console import PlainCommand, out
 from zeno.records.folder import MODEL_FILE, read
+from zeno.report.run_view import runs_in
 
 SMALL = ["--workers", "5", "--steps", "4", "--eval-every", "2"]
 
@@ -94,6 +100,11 @@ def test_every_setting_of_a_run_has_a_flag(monkeypatch: pytest.MonkeyPatch, caps
 
 
 MISTAKES = [
+    (["trian"], "No such command 'trian'"),
+    (["train", "--steps", "abc"], "Invalid value for '--steps'"),
+    (["train", "--falty", "3"], "No such option: --falty"),
+    (["suspects"], "Missing argument"),
+    (["train", "--schedule", "linear"], "Did you mean linearlr? There are: lambdalr"),  # no private name of torch's
     (["train", "--rule", "zen"], "Unknown rule 'zen'"),
     (["train", "--rule", "zeno", "--trim", "20"], "Found 20 with trim=20"),
     (["train", "--faulty", "21"], "The setting faulty must be at most workers=20"),
@@ -121,9 +132,12 @@ def test_mistakes_end_with_one_clear_line_and_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, *arguments) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    assert words in lines[0]
+    shown = capsys.readouterr()
+    *before, line = shown.err.splitlines()
+    assert line.startswith("error: ")
+    assert words in line
+    assert not before or "--task" in arguments, "only a task is loaded after the progress bar is there"
+    assert shown.out == ""
     assert not list(tmp_path.rglob("*.jsonl")), "a mistake leaves no run behind"
 
 
@@ -135,6 +149,45 @@ def test_a_value_of_the_wrong_type_is_an_error(
     (tmp_path / "bad.toml").write_text("workers = [")
     assert run(monkeypatch, "train", tmp_path / "bad.toml") == 2
     assert "is not valid TOML" in capsys.readouterr().err
+
+
+def test_help_and_tables_show_text_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    app = typer.Typer()
+
+    @app.command(cls=PlainCommand)
+    def show(name: str = typer.Option("", help="A name [bench].")) -> None:
+        """Show it [bold]."""
+        out.print(Table("[red]", "zeno-sgd[ray]", title="[i]"))
+
+    shown = CliRunner().invoke(app, ["--help"]).output
+    assert "A name [bench]." in shown
+    assert "Show it [bold]." in shown
+    app(["--name", "x"], standalone_mode=False)
+    written = capsys.readouterr().out
+    assert all(text in written for text in ("[red]", "zeno-sgd[ray]", "[i]"))
+
+
+def test_a_comparison_is_resumed_with_its_own_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out, rules = tmp_path / "out", ["--rule", "zeno(trim=2)", "--rule", "mean"]
+    assert run(monkeypatch, "compare", *SMALL, *rules, "--faulty", 2, "--out", out) == 0
+    names = ["mean-without-faults", "zeno-trim-2-batch_size-64", "mean"]
+    before = {name: read(out / name) for name in names}
+    results = json.loads((out / "results.json").read_text())
+    model = (out / "mean-without-faults" / MODEL_FILE).read_bytes()
+    shutil.rmtree(out / "mean")  # as if it had been interrupted before the last run
+    capsys.readouterr()
+    assert run(monkeypatch, "compare", "--resume", out, "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in again["runs"]] == [one["name"] for one in results["runs"]]
+    assert {name: read(out / name) for name in names} == before
+    assert (out / "mean-without-faults" / MODEL_FILE).read_bytes() == model
+    assert list(runs_in([out])) == names, "in the order in which they were asked for"
+    assert run(monkeypatch, "compare", "--resume", out, "--rule", "krum") == 2
+    assert "resumed with its own settings" in capsys.readouterr().err
+    assert run(monkeypatch, "compare", out / "compare.toml", "--steps", 1, "--out", tmp_path / "other") == 0
+    assert list(runs_in([tmp_path / "other"])) == names
 
 
 def test_a_folder_that_holds_something_is_never_overwritten(
@@ -170,6 +223,21 @@ def test_more_faulty_workers_than_the_rule_tolerates_are_noted(
     assert "2 workers are faulty, zeno(trim=1) tolerates 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("package", ["typer", "torch"])
+def test_ctrl_c_while_packages_are_imported_ends_with_one_line(package: str, tmp_path: Path) -> None:
+    (tmp_path / f"{package}.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, "-c", "from zeno.cli import main; main()", "train", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "interrupted\n")
+
+
 @pytest.mark.parametrize(("name", "folder"), [("train", "out"), ("compare", "out/mean-without-faults")])
 def test_ctrl_c_leaves_a_run_that_can_be_read(name: str, folder: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from zeno.cli.app import main; main()", name]
@@ -185,7 +253,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_read(name: str, folder: str, tmp_path: 
     os.kill(process.pid, signal.SIGINT)
     shown, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "interrupted: the records up to here" in errors
+    assert f"interrupted: the records up to here, and the model, are kept; to continue: zeno {name} --resume" in errors
     assert "Traceback" not in errors
     assert "mean" in shown
     assert len(read(tmp_path / folder)) > 30

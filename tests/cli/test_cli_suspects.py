@@ -75,7 +75,7 @@ def test_a_folder_without_a_run_is_an_error(
     for command in ("suspects", "report"):
         assert run(monkeypatch, command, tmp_path) == 2
         assert RECORDS_FILE in capsys.readouterr().err
-    for command in ("suspects", "report", "watch"):
+    for command in ("suspects", "report"):
         assert run(monkeypatch, command, tmp_path / "nowhere") == 2
         assert "nowhere" in capsys.readouterr().err
 
@@ -153,6 +153,30 @@ def test_watch_serves_a_run_in_training_and_ends_with_it(tmp_path: Path) -> None
         for process in filter(None, (training, watching)):
             process.kill()
             process.communicate()
+
+
+def test_watch_waits_for_a_run_to_begin(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    watching = zeno_process("watch", out)
+    try:
+        assert watching.stdout is not None
+        assert watching.stdout.readline() == f"waiting for a run to begin in {out} (Ctrl-C ends it)\n"
+        out.mkdir()
+        with locked(out):
+            (out / RECORDS_FILE).write_text("")
+            assert watching.stdout.readline().startswith("watching at http://127.0.0.1:")
+        assert watching.wait(30) == 0, "it ends with the run"
+    finally:
+        watching.kill()
+        watching.communicate()
+
+
+def test_a_file_cannot_be_watched(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    assert run(monkeypatch, "watch", tmp_path / "file") == 2
+    assert "Found the file" in capsys.readouterr().err
 
 
 def get(address: str) -> str:

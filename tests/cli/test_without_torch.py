@@ -31,6 +31,13 @@ for command in json.load(sys.stdin):
 QUICK = {
     "--help": "Usage",
     "--version": zeno.__version__,
+    "-h": "Usage",
+    "train -h": "--worker-momentum",
+    "rules -h": "List the aggregation rules",
+    "train --steps abc": "error: Invalid value for '--steps'",
+    "train --rule zeno-auto": "Unknown rule 'zeno-auto'. Did you mean zeno_auto?",
+    "train --rule ZenoAuto": "Unknown rule 'ZenoAuto'. Did you mean zeno_auto?",
+    "compare --resume nowhere": "There is no comparison to resume in nowhere",
     "train --help": "--worker-momentum",
     "compare --help": "--eval-every",
     "matrix --help": "--faulty",

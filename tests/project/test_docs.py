@@ -145,6 +145,8 @@ def dry(a_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(live, "serve", lambda *given, **named: False)
     for name in ("RUN", "OTHER_RUN", "runs/train-20260101-120000"):
         shutil.copytree(a_run, name)
+    Path("runs/compare-20260101-120000").mkdir()
+    Path("runs/compare-20260101-120000/compare.toml").write_text('rule = ["mean"]')
     for name in ("runs/reproduce-small-20260101-120000", "docs/reproduction/small"):
         Path(name).mkdir(parents=True)
         shutil.copy(DOCS / "reproduction/small/scale.toml", name)

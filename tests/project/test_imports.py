@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,24 @@ def test_ray_and_plotting_libraries_have_their_packages() -> None:
 def test_ray_and_matplotlib_are_imported_only_when_they_are_needed() -> None:
     code = "import sys, zeno, zeno.cli, zeno.workers.ray; zeno.Run; assert not {'ray', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_misspelt_names_get_a_suggestion_and_private_names_are_not_listed() -> None:
+    code = "import zeno; zeno.Zenoauto"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "module 'zeno' has no attribute 'Zenoauto'" in done.stderr
+    assert "Did you mean: 'ZenoAuto'?" in done.stderr
+    package = importlib.import_module("zeno")
+    assert [name for name in dir(package) if name.startswith("_")] == ["__version__"]
+
+
+def test_the_addresses_of_the_project_are_those_of_the_readme() -> None:
+    text = (ROOT.parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    (urls,) = re.findall(r"\[project\.urls\]\n((?:.+\n)+)", text)
+    readme = (ROOT.parent.parent / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r'= "(.*)"', urls)
+    assert found
+    assert all(address in readme for address in found)
 
 
 def test_every_public_name_is_there() -> None:

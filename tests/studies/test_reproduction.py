@@ -254,6 +254,17 @@ def test_every_claim_can_be_judged_from_the_figures() -> None:
     assert [finding.word for finding in nothing] == ["not run"] * len(CLAIMS)
 
 
+def test_a_scale_on_other_data_shows_that_it_runs_and_checks_no_claim() -> None:
+    scale = SCALES["smoke"]
+    made = figures(scale)
+    everything = {key(run): curve(0.1) for figure in made for run in figure.runs}
+    found = judge(scale, Evidence(made, everything))
+    assert {finding.word for finding in found} == {"it runs"}
+    assert pages.count(scale, found).startswith(f"It runs: {len(CLAIMS)} of {len(CLAIMS)} claims have the curves")
+    assert "**fails**" not in pages.summary(scale, Evidence(made, everything), found)
+    assert {finding.word for finding in judge(scale, Evidence(made, {}))} == {"not run"}
+
+
 def test_reasons_are_given_where_a_claim_fails_and_only_there() -> None:
     scale = SCALES["small"]
     made = figures(scale)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 import webbrowser
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 EXIT_SUSPECT = 3
 REPORT_FILE = "report.html"
+WAIT = 0.2  # seconds between two looks at a folder
 
 
 def suspects(
@@ -52,7 +54,7 @@ def suspects(
             table = ledger_table(view.ledger)
             table.title = Text(f"{view.name}, {view.ledger.steps} steps") if len(found) > 1 else None
             out.print(table)
-            out.print(str(view.ledger), markup=False, highlight=False, soft_wrap=True)
+            out.print(str(view.ledger), soft_wrap=True)
     if fail_on_suspect and any(view.ledger.suspects for view in found.values()):
         raise typer.Exit(EXIT_SUSPECT)
 
@@ -92,12 +94,20 @@ def watch(
     port: int = typer.Option(0, help="Port on 127.0.0.1.", show_default="any free port"),
     show: bool = typer.Option(False, "--open", help="Open the page in the browser."),
 ) -> None:
-    """Serve the page of `zeno report` on 127.0.0.1 during training. It updates itself, and ends with the runs."""
-    from zeno.report.page import live
+    """Serve the page of `zeno report` on 127.0.0.1 during training. It updates itself, and ends with the runs.
 
-    missing = [folder for folder in run if not folder.is_dir()]
-    if missing:
-        raise ValueError(f"There is no folder {missing[0]} to watch. Name the folder of a run that is training.")
+    Waits for the runs to begin if the folders are missing or empty.
+    """
+    from zeno.report.page import live
+    from zeno.report.run_view import runs_so_far
+
+    for folder in run:
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"A run is watched in its folder. Found the file {folder}. Name the folder of a run.")
+    if not runs_so_far(run):
+        print(f"waiting for a run to begin in {', '.join(map(str, run))} (Ctrl-C ends it)", flush=True)
+        while not runs_so_far(run):
+            time.sleep(WAIT)
     again = f"zeno report {' '.join(map(str, run))}"
     if live.all_over(run):
         raise ValueError(f"No run in {run[0]} is training. To look at its results: {again}")

@@ -35,7 +35,7 @@ class TrainingProgress:
         self._steps: dict[str, int] = {}  # done, by the name of the job
         self._jobs = [job for jobs in bars.values() for job in jobs]
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("steps {task.fields[workers]} {task.fields[accuracy]}"),

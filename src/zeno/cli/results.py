@@ -42,7 +42,7 @@ def show_runs(jobs: Sequence[Job], folder: Path, as_json: bool) -> bool:
     table.title = title
     out.print(table)
     if len(begun) == 1:
-        out.print(str(begun[0].ledger), markup=False, highlight=False, soft_wrap=True)
+        out.print(str(begun[0].ledger), soft_wrap=True)
     print(f"records, models and curves.png are in {folder}")
     print(f"the report, with curves and suspects, is {folder / REPORT_FILE}")
     return bool(begun)
@@ -62,8 +62,8 @@ def show_matrix(planned: Matrix, grids: Sequence[matrix.Grid], folder: Path, as_
         print(json.dumps(results, indent=2))
         return
     for grid in grids:
-        out.print(f"{grid.title}\n", markup=False, highlight=False, style="italic")
+        out.print(f"{grid.title}\n", style="italic")
         for table in matrix.matrix_tables(grid, out.width):
             out.print(table, "")
-    out.print(f"test accuracy in percent; bold: the best rule. {matrix.MARKS}", markup=False, highlight=False)
+    out.print(f"test accuracy in percent; bold: the best rule. {matrix.MARKS}")
     print(f"matrix.md, matrix.json, figures and cells are in {folder}")

@@ -11,7 +11,8 @@ from typing import Any
 from zeno.cli.catalogue import check_names, constant
 from zeno.cli.options import FILE, JSON, OUT, new_folder, option, read_toml, settings_to_resume, with_settings
 from zeno.problem.registry import parse, split
-from zeno.records.folder import RUN_FILE
+from zeno.records import toml
+from zeno.records.folder import COMPARE_FILE, RUN_FILE
 from zeno.training.execution import ONLY_RAY, ExecutionSettings, execution_from, without_execution
 from zeno.training.run import Run, check_values
 
@@ -53,6 +54,7 @@ def train(
 def compare(
     file: Path | None = FILE,
     rule: list[str] | None = option("A rule to compare; repeat for more.", ", ".join(RULES)),
+    resume: Path | None = option("Resume the comparison in this folder: train what is missing of its runs."),
     out_folder: Path | None = OUT,
     as_json: bool = JSON,
     *,
@@ -62,46 +64,64 @@ def compare(
 
     Without arguments: handwritten digits, 20 workers, 12 of them with flipped labels; under a minute.
     """
+    if resume is not None:
+        file = settings_to_resume(resume, COMPARE_FILE, "comparison", "compare", file or out_folder or rule)
     from_file = read_toml(file)
-    rules = list(RULES)
-    if "rule" in from_file:  # replaces the default rule of the same name
-        own = str(from_file.pop("rule"))
-        rules = [name for name in rules if name != parse(split(own)[-1])[0]] + [own]
+    from_file.pop("folders", None)
+    rules = rule or _rules_of(from_file.pop("rule", None))
     everything = {**from_file, **settings}
-    check_names({**everything, "rule": rule or rules})
+    check_names({**everything, "rule": rules})
     check_values({**DEFAULTS, **without_execution(everything)})
     execution = execution_from(everything)
-    folder = new_folder(out_folder, "compare")
+    folder = resume or new_folder(out_folder, "compare")
     from zeno.studies import compare as comparison
 
-    runs = comparison.runs(without_execution(everything), rule or rules)
-    _execute(runs, execution, folder, as_json)
+    runs = comparison.runs(without_execution(everything), rules)
+    _execute(runs, execution, folder, as_json, {**DEFAULTS, **everything, "rule": rules})
 
 
-def _execute(runs: Mapping[str, Run], execution: ExecutionSettings, folder: Path, as_json: bool) -> None:
+def _rules_of(found: object) -> list[str]:
+    """The rules to compare, by what a file says: a list of them, or one that replaces the default of the same name."""
+    if isinstance(found, list):
+        return [str(rule) for rule in found]
+    own = [] if found is None else [str(found)]
+    names = [parse(split(rule)[-1])[0] for rule in own]
+    return [rule for rule in RULES if rule not in names] + own
+
+
+def _execute(
+    runs: Mapping[str, Run],
+    execution: ExecutionSettings,
+    folder: Path,
+    as_json: bool,
+    comparison: Mapping[str, Any] | None = None,  # its settings, if the runs are compared
+) -> None:
     """Trains each run in turn, then shows and writes the results, also those up to an interrupt."""
-    from zeno.cli.progress import TrainingProgress
+    from zeno.cli.progress import TrainingProgress, to_continue
     from zeno.cli.results import show_runs
-    from zeno.records.files import locked
+    from zeno.records.files import locked, write_atomically
     from zeno.studies.sweep import Job, run_jobs, train_job
     from zeno.training.dry_run import dry_run
 
-    subfolders = {name: re.sub(r"[^\w.]+", "-", name).strip("-") if len(runs) > 1 else "" for name in runs}
+    subfolders = {name: re.sub(r"[^\w.]+", "-", name).strip("-") if comparison else "" for name in runs}
     jobs = [Job(name, run, folder / subfolders[name], execution) for name, run in runs.items()]
     for name, run in runs.items():
         dry_run(run)
         tolerated = run.rule.tolerates
         if tolerated is not None and run.faulty > tolerated:
             print(f"note: {run.faulty} workers are faulty, {name} tolerates {tolerated}", file=sys.stderr)
+    bars, resume = {job.name: [job] for job in jobs}, to_continue(folder, "compare") if comparison else ""
     with ExitStack() as stack:
-        if len(runs) > 1:
+        if comparison:
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder))  # tells `zeno watch` that more runs follow
+            settings = toml.dumps({**comparison, "folders": list(subfolders.values())})
+            write_atomically(folder / COMPARE_FILE, settings)
         if execution.cluster == "ray":  # one for all runs
             from zeno.workers.ray.session import start_or_join
 
             stack.enter_context(start_or_join(execution.address))
-        progress = stack.enter_context(TrainingProgress({job.name: [job] for job in jobs}))
+        progress = stack.enter_context(TrainingProgress(bars, resume=resume))
         deque(run_jobs(jobs, train_job, on_record=progress.on_record), maxlen=0)
     begun = show_runs(jobs, folder, as_json)
     progress.finish(kept="the records up to here, and the model, are kept" if begun else "before the first step")

@@ -6,6 +6,7 @@ The command line, TOML files and run folders use this form for rules, faults, sp
 import ast
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
@@ -28,10 +29,10 @@ class Sum(Protocol):
 
 def parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """`name(1, key=2)` -> ("name", [1], {"key": 2}); values are Python literals."""
+    if re.fullmatch(r"[^\W\d][\w-]*", text.strip()):  # also `zeno-auto`, which is no name, but is like one
+        return text.strip(), [], {}
     with suppress(*UNREADABLE):
         node = ast.parse(text.strip(), mode="eval").body
-        if isinstance(node, ast.Name):
-            return node.id, [], {}
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             keywords = {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg is not None}
             if len(keywords) == len(node.keywords):
@@ -52,8 +53,9 @@ def find(what: str, name: str, known: Mapping[str, T]) -> T:
     """Returns the entry with this name; raises an error that lists all names if there is none."""
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"Did you mean {close[0]}? " if close else ""
+    letters = {re.sub(r"[\W_]", "", one).lower(): one for one in known}  # ZenoAuto and zeno-auto mean zeno_auto
+    close = difflib.get_close_matches(re.sub(r"[\W_]", "", name).lower(), letters, n=1)
+    hint = f"Did you mean {letters[close[0]]}? " if close else ""
     raise ValueError(f"Unknown {what} {name!r}. {hint}There are: {', '.join(known)}.")
 
 

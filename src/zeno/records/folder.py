@@ -16,6 +16,7 @@ from zeno.records.hashes import START, check_hash, with_hash
 from zeno.records.record import Record
 
 RUN_FILE = "run.toml"
+COMPARE_FILE = "compare.toml"  # in the folder of a comparison: its settings, and the folders of its runs in order
 RECORDS_FILE = "records.jsonl"
 MODEL_FILE = "model.safetensors"
 CHECKPOINTS = "checkpoints"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from zeno.records import toml
 from zeno.records.files import read_file
-from zeno.records.folder import RECORDS_FILE, RUN_FILE, Reader, lines_in
+from zeno.records.folder import COMPARE_FILE, RECORDS_FILE, RUN_FILE, Reader, lines_in
 from zeno.records.ledger import Ledger
 from zeno.records.record import Record
 
@@ -138,4 +138,15 @@ def _short_name(path: Path, paths: Sequence[Path]) -> str:
 def _runs(folder: Path) -> list[Path]:
     if (folder / RECORDS_FILE).is_file():
         return [folder]
-    return sorted(path for path in folder.iterdir() if (path / RECORDS_FILE).is_file())
+    found = sorted(path for path in folder.iterdir() if (path / RECORDS_FILE).is_file())
+    order = _order(folder / COMPARE_FILE)
+    return sorted(found, key=lambda path: order.index(path.name) if path.name in order else len(order))
+
+
+def _order(file: Path) -> list[str]:
+    """The folders of the runs of a comparison in the order in which they were asked for; none if it is not known."""
+    try:
+        found = toml.loads(file.read_text(encoding="utf-8")).get("folders")
+    except (OSError, ValueError):
+        return []
+    return found if isinstance(found, list) else []

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +25,15 @@ from zeno.workers.local import LocalCluster
 from zeno.workers.momentum import MomentumCluster
 from zeno.workers.worker import Worker
 
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type) and kind is not Optimizer
-}
-SCHEDULES: dict[str, Callable[..., LRScheduler]] = {
-    name.lower(): kind
-    for name, kind in vars(lr_scheduler).items()
-    if isinstance(kind, type) and issubclass(kind, LRScheduler) and kind is not LRScheduler
-}
+
+def _public(module: ModuleType, base: type) -> dict[str, Any]:
+    """The subclasses of `base` in a module of torch, by name in lower case."""
+    kinds = {name: kind for name, kind in vars(module).items() if isinstance(kind, type) and not name.startswith("_")}
+    return {name.lower(): kind for name, kind in kinds.items() if issubclass(kind, base) and kind is not base}
+
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = _public(torch.optim, Optimizer)
+SCHEDULES: dict[str, Callable[..., LRScheduler]] = _public(lr_scheduler, LRScheduler)
 
 
 def make_task(run: Run) -> Task:

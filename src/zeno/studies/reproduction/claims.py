@@ -128,15 +128,12 @@ CLAIMS = tuple(Claim(name, *rest) for name, rest in _CLAIMS.items())
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim and its verdict; None if a curve that it needs is not finished."""
+    """A claim and its verdict; None if a curve that it needs is not finished, or the scale checks no claims."""
 
     claim: Claim
+    word: str  # holds, fails, not run, or "it runs"
     verdict: Verdict | None
-    seen: str  # the numbers behind the verdict, with the likely reason if the claim fails; or what it still needs
-
-    @property
-    def word(self) -> str:
-        return "not run" if self.verdict is None else "holds" if self.verdict.holds else "fails"
+    seen: str  # the numbers behind the verdict, with the likely reason if the claim fails; or why there is none
 
 
 def judge(scale: Scale, evidence: Evidence) -> list[Finding]:
@@ -148,6 +145,9 @@ def _judge(claim: Claim, scale: Scale, evidence: Evidence) -> Finding:
     try:
         verdict = claim.check(evidence)
     except NotRun as error:
-        return Finding(claim, None, f"needs {error}")
-    reason = "" if verdict.holds else f". Likely: {claim.why_not.format(**vars(scale))}"
-    return Finding(claim, verdict, verdict.seen + reason)
+        return Finding(claim, "not run", None, f"needs {error}")
+    if not scale.checks_claims:
+        return Finding(claim, "it runs", None, f"the claim is about CIFAR-10, and is not checked on {scale.task}")
+    if verdict.holds:
+        return Finding(claim, "holds", verdict, verdict.seen)
+    return Finding(claim, "fails", verdict, f"{verdict.seen}. Likely: {claim.why_not.format(**vars(scale))}")
