@@ -50,6 +50,11 @@ def test_json_is_all_that_is_printed_for_scripts(
     results = json.loads(capsys.readouterr().out)
     assert [r["name"] for r in results["runs"]] == ["mean without faults", "mean", "zeno(trim=3, batch_size=64)"]
     assert results["runs"][1]["faulty_kept"] == 1.0
+    assert (results["task"], results["workers"], results["fault"]) == ("digits", 5, "label_flip")
+    assert [r["faulty"] for r in results["runs"]] == [0, 2, 2]
+    assert [r["rule"] for r in results["runs"]] == ["mean", "mean", "zeno(trim=3, batch_size=64)"]
+    assert [r["folder"] for r in results["runs"]][1] == str(tmp_path / "out" / "mean")
+    assert all(r["suspects"] == [] for r in results["runs"])
     assert results["runs"][1]["accuracy"] == read(tmp_path / "out" / "mean")[-1].accuracy
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
 
@@ -165,6 +170,14 @@ def test_help_and_tables_show_text_in_brackets(capsys: pytest.CaptureFixture[str
     app(["--name", "x"], standalone_mode=False)
     written = capsys.readouterr().out
     assert all(text in written for text in ("[red]", "zeno-sgd[ray]", "[i]"))
+
+
+def test_the_title_of_a_comparison_names_the_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = ["--rule", "mean", "--faulty", 2, "--fault", "sign_flip(on=2)", "--out", tmp_path / "out"]
+    assert run(monkeypatch, "compare", *SMALL, *flags) == 0
+    assert "digits, 2 of 5 workers faulty (sign_flip(on=2))" in capsys.readouterr().out
 
 
 def test_a_comparison_is_resumed_with_its_own_settings(

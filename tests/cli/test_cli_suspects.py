@@ -66,6 +66,8 @@ def test_suspects_as_json_are_those_of_the_ledger(
     (found,) = json.loads(capsys.readouterr().out)
     ledger = zeno.ledger_of(read(folder), 6)
     assert (found["suspects"], found["steps"], found["error_rate"]) == ([0, 1], 80, 0.01)
+    assert found["settings"]["rule"] == "zeno(trim=3, batch_size=32)"
+    assert found["says"] == str(ledger)
     assert [row["evidence"] for row in found["workers"]] == [row.evidence for row in ledger.rows]
 
 

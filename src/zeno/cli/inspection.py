@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 EXIT_SUSPECT = 3
 REPORT_FILE = "report.html"
+LARGEST = sys.float_info.max  # JSON has no infinity
 WAIT = 0.2  # seconds between two looks at a folder
 
 
@@ -39,16 +40,18 @@ def suspects(
             {
                 "name": view.name,
                 "folder": str(folder),
+                "settings": view.settings,
                 "notes": view.notes,
+                "says": str(view.ledger),
                 "steps": view.ledger.steps,
                 "error_rate": view.ledger.error_rate,
                 "threshold": view.ledger.threshold,
                 "suspects": view.ledger.suspects,
-                "workers": [asdict(row) for row in view.ledger.rows],
+                "workers": [{**asdict(row), "evidence": min(row.evidence, LARGEST)} for row in view.ledger.rows],
             }
             for folder, view in found.items()
         ]
-        print(json.dumps(results, indent=2))
+        print(json.dumps(results, indent=2, allow_nan=False))
     else:
         for view in found.values():
             table = ledger_table(view.ledger)

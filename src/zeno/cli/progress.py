@@ -7,14 +7,17 @@ from pathlib import Path
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 from zeno.cli.console import err
 from zeno.records.record import Record
+from zeno.report.tables import short_names
 from zeno.studies.processes import Failed
 from zeno.studies.sweep import Job, Results, missing
 from zeno.training.interrupt import Interrupted
 
 NO_OUTCOMES: Results = {}
+BAR_WIDTH = 10
 
 
 def to_continue(folder: Path, command: str = "train") -> str:
@@ -35,17 +38,17 @@ class TrainingProgress:
         self._steps: dict[str, int] = {}  # done, by the name of the job
         self._jobs = [job for jobs in bars.values() for job in jobs]
         self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
+            BarColumn(BAR_WIDTH, table_column=Column(no_wrap=True)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("steps {task.fields[workers]} {task.fields[accuracy]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
             console=err,
             speed_estimate_period=600,  # slow and fast rules take turns
         )
         self._bars = {}
-        for name, jobs in bars.items():
+        for name, jobs in zip(short_names(list(bars)), bars.values(), strict=True):
             total = sum(job.run.steps for job in jobs)
             done = total - sum(job.run.steps for job in missing(jobs, outcomes))
             bar = self._progress.add_task(name, total=total, completed=done, start=False, workers="", accuracy="")

@@ -16,29 +16,41 @@ from zeno.records.record import summarize
 from zeno.report import figures, matrix, tables
 from zeno.report.page import html
 from zeno.report.run_view import read_run
+from zeno.rules import PARTS
 from zeno.studies.matrix import Matrix
 from zeno.studies.sweep import Job
 
 
 def show_runs(jobs: Sequence[Job], folder: Path, as_json: bool) -> bool:
     """Shows and writes the results of the runs that have begun; returns whether there are records."""
-    some, faulty = jobs[0].run, max(job.run.faulty for job in jobs)
-    fault = f"{faulty} of {some.workers} workers faulty ({describe(some.fault, FAULTS)})" if faulty else "no faults"
-    title = f"{some.task_name}, {fault}"
-    views = [read_run(job.folder, job.name) for job in jobs if job.folder and (job.folder / RECORDS_FILE).exists()]
-    begun = [view for view in views if view.records]
+    run = max((job.run for job in jobs), key=lambda run: run.faulty)  # a comparison has one run without faults
+    fault = describe(run.fault, FAULTS) if run.faulty else None
+    faults = f"{run.faulty} of {run.workers} workers faulty ({fault})" if fault else "no faults"
+    title = f"{run.task_name}, {faults}"
+    views = {job: read_run(job.folder, job.name) for job in jobs if job.folder and (job.folder / RECORDS_FILE).exists()}
+    begun = [view for view in views.values() if view.records]
     folder.mkdir(parents=True, exist_ok=True)  # missing if the first run was interrupted before it started
-    figures.curves(views, folder / "curves.png", title)
-    figures.worker_maps(views, folder / "workers.png", title)
+    figures.curves(list(views.values()), folder / "curves.png", title)
+    figures.worker_maps(list(views.values()), folder / "workers.png", title)
     if begun:
         write_atomically(folder / REPORT_FILE, html.build(begun))
-    summaries = [{"name": view.name, **asdict(summarize(view.records))} for view in views]
-    results = {"folder": str(folder), "runs": summaries}
+    runs = [
+        {
+            "name": job.name,
+            "folder": str(job.folder),
+            "rule": describe(job.run.rule, PARTS),
+            "faulty": job.run.faulty,
+            **asdict(summarize(view.records)),
+            "suspects": view.ledger.suspects,
+        }
+        for job, view in views.items()
+    ]
+    results = {"folder": str(folder), "task": run.task_name, "workers": run.workers, "fault": fault, "runs": runs}
     write_atomically(folder / "results.json", json.dumps(results, indent=2) + "\n")
     if as_json:
         print(json.dumps(results, indent=2))
         return bool(begun)
-    table = tables.run_table(views)
+    table = tables.run_table(list(views.values()))
     table.title = title
     out.print(table)
     if len(begun) == 1:

@@ -1,5 +1,6 @@
 """Figures of runs, as PNG files."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -20,6 +21,8 @@ STYLES = {  # colour and line of the curves that most figures of the reproductio
     "zeno": (COLOURS[1], "-"),
     "zeno_auto": (COLOURS[3], (0, (3, 1, 1, 1))),
 }
+NAME_WIDTH, TITLE_WIDTH = 36, 110  # characters per line
+LEGEND_ROW, LINE_HEIGHT = 3, 0.2  # names per row, inches per line
 MOST_LABELS = 40  # workers on the axis of a map
 
 
@@ -39,7 +42,9 @@ def new_figure(width: float, height: float) -> Any:
 
 def curves(runs: Sequence[RunView], path: Path, title: str = "") -> None:
     """Test accuracy and train loss over the steps."""
-    figure = new_figure(11, 4.2)
+    names = [fill(run.name.replace("+", " + "), NAME_WIDTH) for run in runs]
+    lines = math.ceil(len(names) / LEGEND_ROW) * max((name.count("\n") + 1 for name in names), default=0)
+    figure = new_figure(11, 4 + LINE_HEIGHT * lines)
     accuracy, loss = figure.subplots(1, 2)
     for k, run in enumerate(runs):
         evaluated = [r for r in run.records if r.evaluated]
@@ -49,8 +54,9 @@ def curves(runs: Sequence[RunView], path: Path, title: str = "") -> None:
     loss.set(xlabel="step", ylabel="train loss", yscale="log")
     for axes in (accuracy, loss):
         axes.grid(alpha=0.3)
-    accuracy.legend()
-    figure.suptitle(title)
+    if runs:  # below the plots: a long name takes no width from them
+        figure.legend(accuracy.lines, names, loc="outside lower center", ncols=LEGEND_ROW)
+    figure.suptitle(fill(title, TITLE_WIDTH))
     figure.savefig(path, dpi=120)
 
 
@@ -105,7 +111,7 @@ def worker_maps(runs: Sequence[RunView], path: Path, title: str = "") -> None:
     for axes, run in zip(all_axes, shown, strict=True):
         _draw_worker_map(axes, run)
     all_axes[-1].set_xlabel("step")
-    figure.suptitle(title)
+    figure.suptitle(fill(title, TITLE_WIDTH))
     figure.text(0.5, -0.01, fill(LEGEND, 150), ha="center", va="top", fontsize=7, color="0.35")
     figure.savefig(path, dpi=120, bbox_inches="tight")
 

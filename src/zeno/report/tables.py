@@ -1,5 +1,6 @@
 """Tables of runs and of workers, for the terminal and as Markdown."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -17,13 +18,13 @@ def run_table(runs: Sequence[RunView]) -> Table:
     summaries = [summarize(run.records) for run in runs]
     shares = [f"{run.name} {found.own:.1%}" for run, found in zip(runs, summaries, strict=True) if found.own]
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    result.add_column("rule", no_wrap=True)
+    result.add_column("rule", overflow="fold")  # the numbers keep their width
     for heading in ("test\naccuracy", "train\nloss", "faulty\nkept", "faulty\nof kept", "s/step"):
         result.add_column(heading, justify="right", no_wrap=True)
     for run, summary in zip(runs, summaries, strict=True):
         diverged = summary.evaluations and summary.train_loss is None
         result.add_row(
-            run.name,
+            run.name.replace("+", " + "),  # where a chain may fold
             text_of(summary.accuracy, ".1%"),
             "not finite" if diverged else text_of(summary.train_loss, ".3f"),
             text_of(summary.faulty_kept, ".1%"),
@@ -36,17 +37,28 @@ def run_table(runs: Sequence[RunView]) -> Table:
 
 
 def ledger_table(ledger: Ledger) -> Table:
-    """One line per worker: the suspects first, then the others, by the evidence against them."""
+    """One line per worker: the suspects first, then the others, by the evidence against them.
+
+    It fits 80 characters: what is rarely there shares the last column, which folds.
+    """
     rows = by_evidence(ledger)
     columns = ledger_columns(rows)
-    result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    rare = {name: columns.pop(name) for name in ("errors", "late", "quarantined") if name in columns}
+    if rare:
+        columns["notes"] = [_notes(row) for row in rows]
+    result = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     for heading in columns:
-        left = heading in ("verdict", "errors")
+        left = heading in ("verdict", "notes")
         shown = heading.replace(" ", "\n")
-        result.add_column(shown, justify="left" if left else "right", no_wrap=heading != "errors")
+        result.add_column(shown, justify="left" if left else "right", no_wrap=heading != "notes", overflow="fold")
     for row, cells in zip(rows, zip(*columns.values(), strict=True), strict=True):
         result.add_row(*cells, style="bold" if row.verdict == "suspect" else "")
     return result
+
+
+def _notes(row: Row) -> str:
+    counts = [*row.errors.items(), ("came late", row.late), ("quarantined", row.quarantined)]
+    return ", ".join(f"{number} {kind}" for kind, number in counts if number) or "-"
 
 
 def ledger_markdown(ledger: Ledger) -> str:
@@ -69,7 +81,7 @@ def ledger_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
         "worker": [str(row.worker) for row in rows],
         "verdict": [row.verdict or "-" for row in rows],
         "since step": [text_of(row.since, "d") for row in rows],
-        "evidence": [text_of(row.evidence, ".0e" if row.evidence >= 1000 else ".2g") for row in rows],
+        "evidence": [_odds(row.evidence) for row in rows],
         "dropped": [text_of(row.dropped, ".0%") for row in rows],
         "recently": [text_of(row.recently, ".0%") for row in rows],
         "mean rank": [text_of(row.rank, ".1f") for row in rows],
@@ -80,6 +92,16 @@ def ledger_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
         "made faulty": [text_of(row.faulty, ".0%") for row in rows],
     }
     return {name: texts for name, texts in columns.items() if name not in OPTIONAL or {*texts} - {"-", "0", "0%"}}
+
+
+def _odds(evidence: float) -> str:
+    return format(evidence, ".0e" if evidence >= 1000 else ".0f" if evidence >= 100 else ".2g")
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names of rules without their parameters, where these do not tell two of them apart."""
+    short = [re.sub(r"\([^()]*\)", "", name) for name in names]
+    return [one if short.count(one) == 1 else name for one, name in zip(short, names, strict=True)]
 
 
 def text_of(value: float | None, form: str) -> str:
