@@ -455,7 +455,7 @@ def test_phases_may_have_names_of_the_language(window: Open) -> None:
 def test_an_injected_script_does_not_run(window: Open, report: str) -> None:
     bad = report.replace('<p id="loading">', '<script>document.title = "taken"</script><p id="loading">')
     with window(bad) as shown:
-        assert shown.page.title() == "run · Zeno"
+        assert shown.page.title() == "run: zeno · Zeno"
         assert any("Content Security Policy" in text for text in shown.wrong)
         shown.wrong.clear()
 
@@ -496,6 +496,96 @@ def test_several_runs_are_compared(window: Open) -> None:
         assert value is not None
         shown.page.mouse.move(*shown.cell(4, 8))
         assert _score(shown.text("#readout")) == pytest.approx(value, rel=6e-4)
+
+
+def test_title_and_headline_name_task_rule_and_faults(window: Open) -> None:
+    settings = {"task": "digits", "rule": "zeno(trim=4)", "faulty": "3", "fault": "sign_flip"}
+    with window(build([run_of(made(), "zeno(trim=4)", **settings)])) as shown:
+        about = "digits, zeno(trim=4), 3 of 12 workers faulty (sign_flip)"
+        assert shown.text("#run-title") == about
+        assert shown.page.title() == f"{about} · Zeno"
+    control = run_of(made(), "mean without faults", task="digits", rule="mean", faulty="0", fault="label_flip")
+    with window(build([control, run_of(made(), "ours", **settings)])) as shown:
+        about = "Comparison: digits, 3 of 12 workers faulty (sign_flip)"
+        assert shown.text("#compare-title") == about
+        assert shown.page.title() == f"{about} · Zeno"
+        shown.page.select_option("#run", "mean without faults")
+        assert shown.text("#run-title") == "mean without faults: digits, mean, no faults"
+
+
+def test_runs_are_compared_in_the_given_order_until_a_heading_is_clicked(window: Open) -> None:
+    names = ["mean without faults", "zeno", "krum", "mean"]
+    with window(build([run_of(made(), name, rule=name) for name in names])) as shown:
+        heads = shown.page.locator("#compare-table tbody th")
+        assert heads.all_inner_texts() == names
+        assert shown.page.locator("#run option").all_inner_texts() == names
+        shown.page.click("#compare-table thead button:has-text('Run')")
+        assert heads.all_inner_texts() == sorted(names)
+
+
+def test_a_page_of_an_own_loop_has_no_empty_boxes(window: Open) -> None:
+    without: dict[str, Any] = {"evaluated": False, "accuracy": None, "train_loss": None, "workers": {}, "faulty": None}
+    records = [replace(record, **without) for record in made()]
+    with window(build([run_of(records, "mine", workers="12")])) as shown:
+        assert shown.text("#run-title") == "mine: zeno"
+        charts = shown.page.locator(".chart:visible")
+        assert {charts.nth(i).get_attribute("id") for i in range(charts.count())} == {"map", "time"}
+        assert all(charts.nth(i).locator("canvas").count() for i in range(charts.count()))
+        names = shown.page.locator("[data-tile] dt").all_inner_texts()
+        assert names == ["steps", "suspects", "skipped steps", "per step"]
+        values = shown.page.locator("[data-tile] dd").all_inner_texts()
+        assert "-" not in values
+        assert not shown.page.is_visible("#curves-part")
+    bare = [replace(record, seconds={}) for record in records]
+    with window(build([run_of(bare, "one"), run_of(bare, "two")])) as shown:
+        assert shown.page.locator(".chart:visible").count() == 1, "the map"
+        assert not shown.page.is_visible("#time-part")
+
+
+def test_a_run_that_will_be_evaluated_says_so(window: Open) -> None:
+    with window(build([run_of(made(steps=5), eval_every="10")])) as shown:
+        assert shown.text("#accuracy-value") == "not evaluated yet"
+        assert shown.tile("test accuracy") == "-"
+
+
+def test_seconds_are_means_and_peaks_stand_apart(window: Open) -> None:
+    """A phase with a rare peak is drawn by its mean: at 0.24 of 22.9 ms, where 1 step in 100 takes 24 ms."""
+    records = [
+        replace(record, seconds={"gradients": 0.02266, "update": 0.024 if record.step % 100 == 7 else 0.0})
+        for record in made(steps=3000)
+    ]
+    chart = "page.charts.find((chart) => chart.holder.id === 'time')"
+    with window(build([run_of(records)])) as shown:
+        xs, gradients, both = shown.page.evaluate(f"() => {chart}.plot.data.map((values) => [...values])")
+        assert len(xs) == 150
+        assert xs[:2] == [9.5, 29.5]
+        assert gradients == pytest.approx([0.02266] * 150)
+        update = np.array(both) - gradients
+        assert update.mean() == pytest.approx(0.00024, rel=1e-4)
+        assert update.max() == pytest.approx(0.024 / 20, rel=1e-4), "less than a tenth of the gradients"
+        rows = [row.split("\t") for row in shown.page.locator("#phases tbody tr").all_inner_texts()]
+        assert [[cell.strip() for cell in row] for row in rows] == [
+            ["gradients", "22.7 ms", "99.0 %", "22.7 ms", "68 s"],
+            ["update", "0.24 ms", "1.0 %", "24 ms", "0.72 s"],
+        ]
+        assert "The longest step was 7, with 46.7 ms." in shown.text("#time-words")
+        shown.page.evaluate("page.group.zoom(99.5, 199.5)")
+        _, gradients, both = shown.page.evaluate(f"() => {chart}.plot.data.map((values) => [...values])")
+        assert max(np.array(both) - gradients) == pytest.approx(0.024, rel=1e-4), "nearby, a step is a point"
+        shown.page.evaluate("page.group.whole()")
+        assert len(shown.page.evaluate(f"() => {chart}.plot.data[0]")) == 150
+
+
+def test_every_range_of_a_logarithmic_loss_can_be_shown(window: Open) -> None:
+    runs = [run_of(made(steps=3000, seed=seed), name) for seed, name in enumerate(("one", "two"))]
+    with window(build(runs)) as shown:
+        for first, last in [(99.5, 199.5), (0.5, 90.5), (2900.5, 2910.5), (10.5, 2910.5)]:
+            shown.page.evaluate(f"page.group.zoom({first}, {last}), page.compareGroup.zoom({first}, {last})")
+        ticks = "([min, max]) => logSplits(min, max)"
+        assert shown.page.evaluate(ticks, [0.0098, 0.0205]) == [0.01, 0.02]
+        assert shown.page.evaluate(ticks, [0.9, 30]) == [1, 2, 5, 10, 20]
+        assert shown.page.evaluate(ticks, [0.011, 0.012]) == [0.011, 0.012]
+        assert len(shown.page.evaluate(ticks, [1e-300, 1e300])) <= 8
 
 
 def test_long_runs_are_shown_in_bins(window: Open, monkeypatch: pytest.MonkeyPatch) -> None:

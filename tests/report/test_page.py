@@ -62,6 +62,8 @@ def test_the_page_holds_the_values_of_the_records() -> None:
         (step, step / 100) for step in range(9, 80, 10)
     ]
     assert np.flatnonzero(np.isinf(unpacked(run["loss"]))).tolist() == [59]
+    assert run["peaks"]["phases"] == {"gradients": 0.1, "rule": 0.03}
+    assert run["peaks"]["longest"] == {"step": 2, "seconds": pytest.approx(0.13)}
     np.testing.assert_allclose(unpacked(run["seconds"]["rule"]), [0.01 * (1 + t % 3) for t in range(80)], rtol=1e-6)
     assert unpacked(run["alive"]["alive"])[[19, 20]].tolist() == [12, 11]
     assert unpacked(run["errors"]["step"]).tolist() == [40, 41, 42, 43, 44]

@@ -62,7 +62,10 @@ class Group {
 
   apply() {
     const [min, max] = this.range();
-    this.quietly((chart) => chart.plot.setScale("x", { min, max }));
+    this.quietly((chart) => {
+      if (chart.isBinned) chart.plot.setData(chart.data(), false);
+      chart.plot.setScale("x", { min, max });
+    });
   }
 
   // Changes all charts at once; the cursor stays at its step, not at its pixel.
@@ -90,7 +93,8 @@ class Group {
 
 class Chart {
   // `options` are passed to uPlot in addition to the common ones; `data()` returns the arrays to draw.
-  constructor(id, group, data, { height = 220, title, ...options }) {
+  // `isBinned`: the data depend on the range of steps shown.
+  constructor(id, group, data, { height = 220, title, isBinned = false, ...options }) {
     this.holder = byId(id);
     this.holder.replaceChildren();
     if (title) this.holder.setAttribute("aria-label", title);
@@ -98,6 +102,7 @@ class Chart {
     this.group = group;
     this.data = data;
     this.height = height;
+    this.isBinned = isBinned;
     this.plot = new uPlot(this.options(options), data(), this.holder);
     group.charts.push(this);
     this.watch = new ResizeObserver(() => group.quietly((chart) => chart === this && chart.fit()));
@@ -235,7 +240,19 @@ function logRange(_, min, max) {
   return min > 0 ? [min / room, max * room] : [0.1, 10];
 }
 
-const lossAxis = { values: (_, at) => at.map((v) => (v === null ? "" : figure(v, 3))) };
+const lossAxis = ({ distr }) => ({
+  values: (_, at) => at.map((v) => (v === null ? "" : figure(v, 3))),
+  ...(distr === 3 && { splits: (_, __, min, max) => logSplits(min, max), filter: (_, at) => at }),
+});
+
+// 1, 2 and 5 times powers of ten; uPlot's own do not end for some ranges.
+function logSplits(min, max) {
+  const [low, high] = [Math.floor(Math.log10(min)), Math.ceil(Math.log10(max))];
+  const found = [], by = Math.ceil((high - low) / 6);
+  for (let power = low; power <= high; power += by) found.push(...(by > 1 ? [1] : [1, 2, 5]).map((digit) => digit * 10 ** power));
+  const inside = found.filter((value) => value >= min && value <= max);
+  return inside.length > 1 ? inside : [min, max];
+}
 
 function nearest(xs, x) {
   let best = -1;
@@ -255,11 +272,11 @@ function accuracyChart(run, group) {
 }
 
 function lossChart(run, group) {
-  const data = () => there(run, run.lines.loss);
+  const data = () => there(run, run.lines.loss), scale = lossScale(data()[1]);
   const chart = new Chart("loss", group, data, {
     title: "Train loss by step",
-    scales: { y: lossScale(data()[1]) },
-    axes: [{}, lossAxis],
+    scales: { y: scale },
+    axes: [{}, lossAxis(scale)],
     series: [{}, line(1)],
   });
   group.listeners.push(valueAt(chart, "loss-value", (value) => figure(value)));
@@ -273,52 +290,6 @@ function valueAt(chart, id, format) {
     const i = step === null ? -1 : nearest(xs, step);
     if (xs.length) byId(id).textContent = i < 0 ? "" : `${ys[i] === null ? "not finite" : format(ys[i])} after step ${whole(xs[i])}`;
   };
-}
-
-function timeChart(run, group) {
-  const data = () => {
-    let below = new Float64Array(run.columns);
-    const layers = Object.values(run.seconds).map((values) => (below = below.map((low, c) => low + (values[c] || 0))));
-    return [Array.from({ length: run.columns }, (_, c) => run.middle(c)), ...layers];
-  };
-  const count = Object.keys(run.seconds).length;
-  return new Chart("time", group, data, {
-    title: "Seconds per step, by phase; also in the table below",
-    scales: { y: { range: () => [0, 1.1 * usual(run) || 1] } },
-    axes: [{}, { values: (_, at) => at.map((v) => figure(v, 3)) }],
-    series: [{}, ...Array.from({ length: count }, (_, k) => ({
-      stroke: () => css(`--a${(k % 6) + 1}`),
-      width: 1,
-      points: { show: false },
-      ...(k === 0 && { fill: () => css("--a1") }),
-    }))],
-    bands: Array.from({ length: Math.max(0, count - 1) }, (_, k) => ({
-      series: [k + 2, k + 1],
-      fill: () => css(`--a${((k + 1) % 6) + 1}`),
-    })),
-  });
-}
-
-function totals(run) {
-  const total = new Float64Array(run.columns);
-  for (const values of Object.values(run.seconds)) values.forEach((value, c) => { total[c] += value || 0; });
-  return total;
-}
-
-// The 99th percentile: a slow first step would flatten all the others.
-function usual(run) {
-  const sorted = totals(run).sort();
-  return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(0.99 * sorted.length))] : 0;
-}
-
-function aliveChart(run, group) {
-  const data = () => [Array.from({ length: run.columns }, (_, c) => run.middle(c)), ...Object.values(run.alive)];
-  return new Chart("alive", group, data, {
-    title: "Number of workers alive, late and lost",
-    scales: { y: { range: (_, low, high) => [0, Math.max(1, high ?? 1) * 1.08] } },
-    axes: [{}, { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }],
-    series: [{}, ...Object.keys(run.alive).map((_, k) => line(k, { paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } }))],
-  });
 }
 
 function workerChart(run, group, worker) {
@@ -358,16 +329,18 @@ function drawRug(plot, run, worker) {
 
 function compareCharts(runs, group) {
   const charts = [];
+  const shown = ([id, name]) => showFigure(id, runs.some((run) => run.expects(name)));
   for (const [id, name, scale, axis] of [
-    ["compare-accuracy", "accuracy", () => unit, { values: (_, at) => at.map((v) => `${Math.round(100 * v)} %`) }],
+    ["compare-accuracy", "accuracy", () => unit, () => ({ values: (_, at) => at.map((v) => `${Math.round(100 * v)} %`) })],
     ["compare-loss", "loss", lossScale, lossAxis],
-  ]) {
+  ].filter(shown)) {
     const data = () => uPlot.join(runs.map((run) => there(run, run.lines[name])));
+    const y = scale(data().slice(1).flatMap((values) => [...values]));
     charts.push(new Chart(id, group, data, {
       title: name === "loss" ? "Train loss of the runs by step" : "Test accuracy of the runs by step",
       height: 260,
-      scales: { y: scale(data().slice(1).flatMap((values) => [...values])) },
-      axes: [{}, axis],
+      scales: { y },
+      axes: [{}, axis(y)],
       series: [{}, ...runs.map((_, k) => line(k, { points: { show: false } }))],
     }));
   }

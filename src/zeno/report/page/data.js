@@ -63,8 +63,8 @@ class Run {
     const { rank, state, score, weight, ranked, largest, lr, own, accuracy, loss, seconds, alive, errors, skipped } = chunk;
     const cells = { rank, state, score, weight, ...(chunk.share && { share: chunk.share }) };
     const found = await unpackAll({ cells, lines: { ranked, largest, lr, own, accuracy, loss }, seconds, alive, errors, skipped });
-    const { name, settings, planned, notes, workers, bin, steps, summary, ledger, generation = 0 } = chunk;
-    Object.assign(this, { name, settings, planned, notes, workers, bin, steps, summary, ledger, generation });
+    const { name, settings, planned, notes, workers, bin, steps, summary, peaks, ledger, generation = 0 } = chunk;
+    Object.assign(this, { name, settings, planned, notes, workers, bin, steps, summary, peaks, ledger, generation });
     const start = chunk.from / bin;
     for (const [name, array] of Object.entries(found.cells)) {
       this.cells[name] = joined(this.cells[name], array, start * workers);
@@ -138,6 +138,23 @@ class Run {
   // The middle of a column on the axis of steps.
   middle(column) {
     return column * this.bin + (Math.min(this.bin, this.steps - column * this.bin) - 1) / 2;
+  }
+
+  // Whether to show a line of evaluations: there are values, or the run has not been evaluated yet and will be.
+  expects(name) {
+    return this.lines[name].some((value) => !Number.isNaN(value)) || (!this.summary.evaluations && "eval_every" in this.settings);
+  }
+
+  // "name: digits, zeno(trim=4), 8 of 20 workers faulty (label_flip)", as far as the settings say.
+  get headline() {
+    const about = [this.settings.task, this.settings.rule, this.faults].filter(Boolean).join(", ");
+    return about.includes(this.name) ? about : [this.name, about].filter(Boolean).join(": ");
+  }
+
+  get faults() {
+    const { faulty, fault } = this.settings;
+    if (faulty === undefined) return "";
+    return Number(faulty) ? `${faulty} of ${this.workers} workers faulty (${fault})` : "no faults";
   }
 
   get suspects() {

@@ -11,7 +11,7 @@ from zeno.report.page.pack import CELLS, Json, bin_of, packed_run
 from zeno.report.run_view import RunView
 
 STYLES = ("uplot/uPlot.min.css", "page.css")
-SCRIPTS = ("uplot/uPlot.iife.min.js", "data.js", "words.js", "charts.js", "map.js", "tables.js", "page.js")
+SCRIPTS = ("uplot/uPlot.iife.min.js", "data.js", "words.js", "charts.js", "time.js", "map.js", "tables.js", "page.js")
 ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}  # so that JSON cannot end its element
 
 

@@ -192,6 +192,7 @@ def packed_run(run: RunView, bin_size: int, start: int = 0) -> Json:
         "planned": run.planned,
         "notes": run.notes,
         "steps": len(run.records),
+        "peaks": _peaks(run.records),
         "summary": {name: _finite(value) for name, value in asdict(summarize(run.records)).items()},
         "ledger": {
             "rows": [{**asdict(row), "evidence": _finite(row.evidence)} for row in ledger.rows],
@@ -200,6 +201,17 @@ def packed_run(run: RunView, bin_size: int, start: int = 0) -> Json:
             "words": str(ledger),
         },
     }
+
+
+def _peaks(records: Sequence[Record]) -> Json:
+    """The most seconds of one step, for each phase; and of all phases together, with that step."""
+    by_phase: dict[str, float] = {}
+    for record in records:
+        for phase, seconds in record.seconds.items():
+            by_phase[phase] = max(seconds, by_phase.get(phase, 0.0))
+    longest = max(records, key=lambda record: sum(record.seconds.values()), default=None)
+    whole = None if longest is None else {"step": longest.step, "seconds": sum(longest.seconds.values())}
+    return {"phases": by_phase, "longest": whole}
 
 
 def _finite(value: float | None) -> float | None:

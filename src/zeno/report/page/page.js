@@ -7,11 +7,11 @@ function tiles(run) {
   const alive = Object.fromEntries(Object.entries(run.alive).map(([name, values]) => [name, values.at(-1)]));
   return [
     ["steps", whole(run.steps), run.planned && run.planned !== run.steps ? `of ${whole(run.planned)}` : ""],
-    ["test accuracy", percent(summary.accuracy), ""],
-    ["train loss", lossText(run), ""],
+    ...(run.expects("accuracy") ? [["test accuracy", percent(summary.accuracy), ""]] : []),
+    ...(run.expects("loss") ? [["train loss", lossText(run), ""]] : []),
     ...(run.hasServer ? [["server's share", percent(summary.own), ""]] : []),
     ["suspects", String(run.suspects.length), `of ${run.workers}`],
-    ["workers alive", "alive" in alive && !Number.isNaN(alive.alive) ? String(alive.alive) : "-", `of ${run.workers}`],
+    ...("alive" in alive ? [["workers alive", Number.isNaN(alive.alive) ? "-" : String(alive.alive), `of ${run.workers}`]] : []),
     ["skipped steps", whole(summary.skipped), ""],
     ["per step", seconds(summary.seconds_per_step), ""],
   ];
@@ -30,9 +30,10 @@ function showTiles(run) {
 const POINT = "Point at the map, or move with the arrow keys.";
 
 function showWords(run) {
-  byId("run-title").textContent = run.name;
-  byId("run-title").setAttribute("aria-level", page.runs.length > 1 ? "2" : "1");
-  document.title = `${page.runs.length > 1 ? "Comparison" : run.name} \u00b7 Zeno`;
+  const isOne = page.runs.length < 2;
+  byId("run-title").textContent = run.headline;
+  byId("run-title").setAttribute("aria-level", isOne ? "1" : "2");
+  document.title = `${isOne ? run.headline : comparisonTitle()} \u00b7 Zeno`;
   const { suspects } = run;
   byId("verdict").replaceChildren();
   if (suspects.length) byId("verdict").append(make("span", { className: "sign", "aria-hidden": "true" }, "\u25b6 "));
@@ -47,6 +48,15 @@ function showWords(run) {
   byId("skipped").replaceChildren(...textItems(grouped(run.skipped.step, run.skipped.text, run.texts)));
   byId("settings").replaceChildren(make("tbody", {}, ...Object.entries(run.settings).map(([name, value]) =>
     make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value)))));
+  show("settings-part", Object.keys(run.settings).length > 0);
+}
+
+// Names the task and the faults; one run of a comparison has no faults.
+function comparisonTitle() {
+  const run = page.runs.reduce((a, b) => (Number(b.settings.faulty ?? 0) > Number(a.settings.faulty ?? 0) ? b : a));
+  const tasks = [...new Set(page.runs.map((one) => one.settings.task))];
+  const about = [tasks.length === 1 ? tasks[0] : "", run.faults].filter(Boolean).join(", ");
+  return about ? `Comparison: ${about}` : "Comparison";
 }
 
 function mapWords(run) {
@@ -77,10 +87,13 @@ function textItems(found) {
 function showTime(run) {
   byId("time-legend").replaceChildren(...Object.keys(run.seconds).map((name, k) => make("span", {}, swatch(k, true), name)));
   byId("alive-legend").replaceChildren(...Object.keys(run.alive).map((name, k) => make("span", {}, swatch(k), name)));
-  const all = totals(run), frame = 1.1 * usual(run);
-  const above = all.filter((value) => value > frame).length;
-  byId("time-words").textContent = above ? `${counted(above, run.bin > 1 ? "column" : "step")} took longer than the chart shows, the longest ${seconds(all.reduce((a, b) => Math.max(a, b), 0))}.` : "";
+  const { longest } = run.peaks;
+  const isTimed = Object.keys(run.seconds).length > 0;
+  byId("time-words").textContent = isTimed && longest ? `Means over the steps around each point. The longest step was ${whole(longest.step)}, with ${seconds(longest.seconds)}.` : "";
   page.phaseTable.fill(phasesOf(run));
+  show("phases-part", isTimed);
+  const shown = [showFigure("time", isTimed), showFigure("alive", Object.keys(run.alive).length > 0)];
+  show("time-part", shown.some(Boolean));
 }
 
 function rowsInOrder(run) {
@@ -153,7 +166,7 @@ function swatchOf(colour, dash) {
 
 // The charts depend on this; when it changes, they are made again.
 function shape(run) {
-  return JSON.stringify([run.columns > 0, run.workers, run.ranks, run.hasServer, Object.keys(run.seconds), Object.keys(run.alive)]);
+  return JSON.stringify([run.columns > 0, run.workers, run.ranks, run.hasServer, run.expects("accuracy"), run.expects("loss"), Object.keys(run.seconds), Object.keys(run.alive)]);
 }
 
 function reopen(run) {
@@ -184,7 +197,9 @@ function open(run) {
 
 function draw(run) {
   page.map = new WorkerMap(run, page.group, { onPick: (worker) => pick(worker === page.picked ? null : worker) });
-  page.charts = [accuracyChart(run, page.group), lossChart(run, page.group)];
+  const drawn = [["accuracy", accuracyChart], ["loss", lossChart]].filter(([id]) => showFigure(id, run.expects(id)));
+  show("curves-part", drawn.length > 0);
+  page.charts = drawn.map(([, chart]) => chart(run, page.group));
   if (Object.keys(run.seconds).length) page.charts.push(timeChart(run, page.group));
   if (Object.keys(run.alive).length) page.charts.push(aliveChart(run, page.group));
   for (const [id, values] of [["accuracy-value", run.lines.accuracy], ["loss-value", run.lines.loss]]) {
@@ -209,6 +224,7 @@ function showComparison() {
   const { runs } = page;
   show("compare-part", runs.length > 1);
   if (runs.length < 2) return;
+  byId("compare-title").textContent = comparisonTitle();
   page.compareTable ??= compareTable({ onPick: open, picked: (run) => run === page.run });
   page.compareTable.fill(runs);
   byId("run").replaceChildren(...runs.map((run) => make("option", { value: run.name }, run.name)));

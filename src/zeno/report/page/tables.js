@@ -27,7 +27,7 @@ class Table {
   fill(rows) {
     this.rows = rows;
     const { column, isDown } = this.sort;
-    const value = this.columns[column].value;
+    const value = this.columns[column]?.value ?? (() => 0);  // in the given order until a heading is clicked
     const sorted = rows.map((row, i) => [value(row), i, row]).sort((a, b) => compare(a[0], b[0], isDown) || a[1] - b[1]);
     this.heads.forEach((head, k) => {
       const isSorted = k === column;
@@ -120,7 +120,7 @@ function compareTable(options) {
     { title: "Server's share", value: (run) => run.summary.own || null, cell: (run) => (run.summary.own ? percent(run.summary.own) : "-"), isDown: true },
     { title: "Per step", value: of("seconds_per_step"), cell: (run) => seconds(run.summary.seconds_per_step) },
     { title: "Suspects", value: (run) => run.suspects.length, cell: (run) => (run.suspects.length ? `${run.suspects.length}: ${listed(run.suspects, 6)}` : "none"), isText: true, isDown: true },
-  ], options);
+  ], { ...options, sort: { column: -1, isDown: false } });
 }
 
 function phaseTable() {
@@ -128,6 +128,7 @@ function phaseTable() {
     { title: "Phase", value: (phase) => phase.name, cell: (phase) => make("span", {}, swatch(phase.k, true), ` ${phase.name}`), isText: true },
     { title: "Per step", value: (phase) => phase.mean, cell: (phase) => seconds(phase.mean), isDown: true },
     { title: "Share", value: (phase) => phase.share, cell: (phase) => percent(phase.share), isDown: true },
+    { title: "Longest", value: (phase) => phase.peak, cell: (phase) => seconds(phase.peak), isDown: true },
     { title: "Total", value: (phase) => phase.sum, cell: (phase) => seconds(phase.sum), isDown: true },
   ], { sort: { column: 1, isDown: true } });
 }
@@ -136,7 +137,7 @@ function phasesOf(run) {
   const found = Object.entries(run.seconds).map(([name, values], k) => {
     let sum = 0;
     values.forEach((value, c) => { sum += (value || 0) * Math.min(run.bin, run.steps - c * run.bin); });
-    return { name, k, sum, mean: sum / Math.max(1, run.steps) };
+    return { name, k, sum, mean: sum / Math.max(1, run.steps), peak: run.peaks.phases[name] };
   });
   const all = found.reduce((sum, phase) => sum + phase.sum, 0);
   return found.map((phase) => ({ ...phase, share: all ? phase.sum / all : null }));

@@ -16,6 +16,12 @@ function show(id, isShown) {
   byId(id).hidden = !isShown;
 }
 
+// Shows or hides the figure around a chart; returns whether it is shown.
+function showFigure(id, isShown) {
+  byId(id).closest("figure").hidden = !isShown;
+  return isShown;
+}
+
 // A number with so many significant digits.
 function figure(value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "-";
