@@ -233,7 +233,9 @@ def test_a_run_has_several_faults_at_their_times_on_their_workers() -> None:
 
 def test_without_faulty_workers_no_fault_acts() -> None:
     run = zeno.Run(workers=4, batch_size=20, steps=3, rule=zeno.Mean())
-    assert zeno.train(replace(run, fault=zeno.Crash(on=2) + zeno.Zero(on=1))) == zeno.train(run)
+    assert zeno.train(replace(run, fault=zeno.Crash() + zeno.Zero())) == zeno.train(run)
+    with pytest.raises(ValueError, match=r"faulty=0 needs faults .* Found 3. Set faulty=3"):
+        replace(run, fault=zeno.Crash(on=2) + zeno.Zero(on=1))
 
 
 def test_an_omniscient_fault_does_worse_to_the_mean_than_one_that_only_flips_signs() -> None:
