@@ -274,6 +274,7 @@ def test_records_of_an_old_version_are_shown(tmp_path: Path) -> None:
         {"weights": 1.0},
         {"own": None},
         {"own": "all"},
+        {"note": 5},
     ],
 )
 def test_records_with_wrong_types_or_sizes_are_not_shown(tmp_path: Path, broken: dict[str, object]) -> None:

@@ -196,6 +196,19 @@ def test_a_chain_passes_on_all_that_its_last_rule_states_and_returns() -> None:
     assert zeno.chain(zeno.NNM(1), zeno.Median()).tolerates is None
 
 
+@pytest.mark.parametrize("before", [zeno.Bucketing(size=2), zeno.Clip(1.0)])
+def test_a_chain_tolerates_as_many_unusable_candidates_as_its_rule(before: PreAggregator) -> None:
+    few_are_left = torch.ones(9, 6)
+    few_are_left[:5] = math.nan
+    for rule in (zeno.Median(), zeno.GeometricMedian(), zeno.Mean(), zeno.SignGuard()):
+        with pytest.raises(zeno.TooFewUsable, match=r"needs 5 usable candidates. Found 4 of 9"):
+            zeno.chain(before, rule)(few_are_left)
+        assert zeno.chain(before, rule).most_faulty(9) == 4
+    few_are_left[:8] = math.nan
+    assert zeno.chain(before, zeno.FLTrust())(few_are_left, oracle()).kept.sum() == 1
+    assert zeno.chain(before, zeno.Zeno(trim=8))(few_are_left, oracle()).kept.sum() == 1
+
+
 def test_a_rule_that_overrides_neither_entry_point_says_what_to_override() -> None:
     class Empty(zeno.Rule):
         pass

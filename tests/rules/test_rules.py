@@ -263,22 +263,22 @@ def all_but_one(m: int) -> int:
 
 
 CASES = {
-    "mean": Case(lambda b: zeno.Mean(), all_but_one, reference_mean, lowers=False),
-    "median": Case(lambda b: zeno.Median(), all_but_one, reference_median, lowers=False),
+    "mean": Case(lambda b: zeno.Mean(), minority, reference_mean, lowers=False),
+    "median": Case(lambda b: zeno.Median(), minority, reference_median, lowers=False),
     "trimmed_mean": Case(zeno.TrimmedMean, minority, reference_trimmed_mean),
     "krum": Case(zeno.Krum, lambda m: (m - 3) // 2, reference_krum),
     "multi_krum": Case(zeno.MultiKrum, lambda m: (m - 3) // 2, reference_multi_krum),
     "bulyan": Case(zeno.Bulyan, lambda m: (m - 3) // 4, reference_bulyan),
     "geometric_median": Case(
         lambda b: zeno.GeometricMedian(1e-7),
-        all_but_one,
+        minority,
         reference_geometric_median,
         lowers=False,
         ties=False,
         cost=sum_of_distances,
     ),
     "centered_clipping": Case(
-        lambda b: zeno.CenteredClipping(RADIUS), all_but_one, reference_centered_clipping, lowers=False, scales=False
+        lambda b: zeno.CenteredClipping(RADIUS), minority, reference_centered_clipping, lowers=False, scales=False
     ),
     "meamed": Case(zeno.MeaMed, minority, reference_meamed),
     "phocas": Case(zeno.Phocas, minority, reference_phocas, ties=False),
@@ -288,7 +288,7 @@ CASES = {
     "cge": Case(zeno.CGE, all_but_one, reference_cge),
     "caf": Case(zeno.CAF, minority, reference_caf, ties=False),
     "dnc": Case(zeno.DnC, minority, reference_dnc, ties=False),
-    "signguard": Case(lambda b: zeno.SignGuard(), all_but_one, reference_signguard, lowers=False, ties=False),
+    "signguard": Case(lambda b: zeno.SignGuard(), minority, reference_signguard, lowers=False, ties=False),
     "fltrust": Case(lambda b: zeno.FLTrust(), all_but_one, reference_fltrust, lowers=False, ties=False, scales=False),
     "bant": Case(lambda b: zeno.BANT(), all_but_one, reference_bant, lowers=False),
     "auto_bant": Case(
@@ -426,7 +426,7 @@ def test_updates_are_finite_for_all_finite_rows(name: str, bad: str, m: int) -> 
     if case.most(m) < 0:
         pytest.skip(f"{name} is not for {m} workers")
     torch.manual_seed(0)
-    for num_bad in {case.most(m), m}:
+    for num_bad in {case.most(m) if case.lowers else m - 1, m}:
         candidates = torch.randn(m, d)
         candidates[:num_bad] = BAD[bad](d)
         example = Example(candidates, torch.randn(m), case.most(m), [])
@@ -514,8 +514,12 @@ def test_rules_raise_for_anything_but_a_matrix_of_floats(name: str) -> None:
 def test_more_unusable_rows_than_the_rule_tolerates_make_no_update(name: str) -> None:
     case = CASES[name]
     faulty = min(2, case.most(11))
+    most = faulty if case.lowers else case.most(11)
+    assert case.make(faulty).most_faulty(11) == most
     candidates = torch.ones(11, 3)
-    candidates[: 11 if not case.lowers else faulty + 1] = math.nan
+    candidates[:most] = math.nan
+    case.make(faulty)(candidates, FakeOracle(torch.zeros(11), torch.ones(3)))
+    candidates[most] = math.nan
     with pytest.raises(zeno.TooFewUsable, match="usable candidates"):
         case.make(faulty)(candidates, FakeOracle(torch.zeros(11), torch.ones(3)))
 

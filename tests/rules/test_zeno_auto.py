@@ -375,7 +375,7 @@ def test_mistakes_are_explained() -> None:
         zeno.ZenoAuto(memory=1)
     with pytest.raises(ValueError, match=r"needs an oracle for the server's samples. Found None"):
         zeno.ZenoAuto()(good(0, 3))
-    with pytest.raises(ValueError, match="needs one row for each candidate, to know whose it is. Found mixtures"):
+    with pytest.raises(ValueError, match=r"needs one row for each candidate, to know whose it is. Found mixtures"):
         zeno.chain(zeno.NNM(faulty=1), zeno.ZenoAuto())(good(0, 4), oracle(0))
     with pytest.raises(ValueError, match=r"needs 2 gradients of 400 numbers. Found shape \[2, 3\]"):
         zeno.ZenoAuto()(good(0, 4), FakeOracle(gradient=[1.0, 2.0, 3.0]))

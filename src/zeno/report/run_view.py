@@ -146,7 +146,7 @@ def _runs(folder: Path) -> list[Path]:
 def _order(file: Path) -> list[str]:
     """The folders of the runs of a comparison in the order in which they were asked for; none if it is not known."""
     try:
-        found = toml.loads(file.read_text(encoding="utf-8")).get("folders")
+        found = toml.loads(read_file(file).decode()).get("folders")
     except (OSError, ValueError):
         return []
     return found if isinstance(found, list) else []

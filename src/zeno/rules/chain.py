@@ -26,6 +26,9 @@ class Chain(Rule):
     def tolerates(self) -> int | None:
         return self.rule.tolerates
 
+    def most_faulty(self, workers: int) -> int:
+        return self.rule.most_faulty(workers)
+
     def first_state(self, secret: Callable[[], int]) -> object:
         return tuple(part.first_state(secret) for part in self.parts)
 
@@ -39,7 +42,9 @@ class Chain(Rule):
             raise ValueError(f"A chain of {len(self.parts)} parts needs as many states. Found {len(states)}.")
         for i, part in enumerate(self.first):
             rows, states[i] = part.before(rows.used_by(part), states[i])
-        result = checked(self.rule.aggregate(rows.used_by(self.rule), oracle, states[-1]), self.rule, rows.m, rows.d)
+        rows = rows.used_by(self.rule)
+        rows.require_usable()
+        result = checked(self.rule.aggregate(rows, oracle, states[-1]), self.rule, rows.m, rows.d)
         return result._replace(state=(*states[:-1], result.state))
 
 

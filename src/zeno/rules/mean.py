@@ -8,7 +8,7 @@ from zeno.rules.rule import Aggregate, Oracle, Rows, Rule
 
 @dataclass(frozen=True)
 class Mean(Rule):
-    """Average of all candidates; tolerates no faulty worker."""
+    """Average of all candidates; tolerates no faulty worker, only a minority without a usable candidate."""
 
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         result = rows.columnwise("mean")

@@ -50,8 +50,18 @@ class Part:
 
     @property
     def tolerates(self) -> int | None:
-        """How many faulty workers it is built for; None: not stated. An unusable candidate counts as one of them."""
+        """How many faulty workers it is built for; None: a share of them, see `most_faulty`."""
         return next((value for _, value, requirement in self._parameters() if requirement.states == "tolerates"), None)
+
+    def most_faulty(self, workers: int) -> int:
+        """How many of so many workers may be faulty. If more candidates are unusable, the step is skipped.
+
+        A part that states no number tolerates a minority. If it judges candidates by the server's samples, it tolerates
+        all but one.
+        """
+        if self.tolerates is not None:
+            return self.tolerates
+        return workers - 1 if self.samples else (workers - 1) // 2
 
     @property
     def samples(self) -> int:

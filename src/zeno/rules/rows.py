@@ -80,18 +80,21 @@ class Rows:
 
     def remaining(self, faulty: int) -> int:
         """How many of `faulty` rows can be among these: every unusable candidate was one of them."""
-        if self.num_unusable > faulty:
-            raise TooFewUsable.of(self.part, self.m - faulty, self.received.usable)
+        self.require_usable(faulty)
         return faulty - self.num_unusable
+
+    def require_usable(self, faulty: int | None = None) -> None:
+        """Raises if more candidates are unusable than `faulty`, by default as many as the part tolerates."""
+        most = self.part.most_faulty(self.m) if faulty is None else faulty
+        if self.num_unusable > min(most, self.m - 1):
+            raise TooFewUsable.of(self.part, max(1, self.m - most), self.received.usable)
 
     @property
     def chosen(self) -> list[int]:
         """The candidates that the rows are, or are made of."""
         if self._chosen is None:
+            self.require_usable()
             self._chosen = self.geometry.usable.nonzero().flatten().tolist()
-            if not self._chosen:
-                tolerates = self.part.tolerates
-                raise TooFewUsable.of(self.part, 1 if tolerates is None else self.m - tolerates, self.geometry.usable)
         return self._chosen
 
     @cached_property
@@ -271,10 +274,7 @@ class Rows:
         return self.result(update, weights, scores, state)
 
     def columnwise(self, formula: str, trim: int | None = None) -> Aggregate:
-        """A formula of `sorting_network` for each column. It drops `trim` values, counting the unusable candidates.
-
-        Without `trim`, any number of candidates may be unusable.
-        """
+        """A formula of `sorting_network` for each column. It drops `trim` values, counting the unusable candidates."""
         if not self.mixed and self._chosen is None:
             # Nearly always all candidates are usable. If so, the update shows it, and finding out costs no pass.
             everyone = Rows(self.geometry, self.part, list(range(self.m)))

@@ -2,7 +2,8 @@
 
 A rule is a pure function: candidates in, one update out. Row i of the candidates is always worker i. A worker whose
 gradient is missing or unusable is a row of NaN. A row with NaN or Inf in any coordinate never moves the update, and
-counts as one of the faulty workers that the rule tolerates. If there are more of them, the rule raises `TooFewUsable`.
+counts as one of the faulty workers that the rule tolerates. If there are more of them, the rule raises `TooFewUsable`:
+see `Rule.most_faulty`.
 
 Shapes: m workers, d parameters.
 """
@@ -56,6 +57,10 @@ class Rule(Part):
 
 class PreAggregator(Part):
     """Replaces the rows by others, for the next part of a chain."""
+
+    def most_faulty(self, workers: int) -> int:
+        """The number it states. Otherwise the rule after it decides, and one usable candidate is enough."""
+        return workers - 1 if self.tolerates is None else self.tolerates
 
     def before(self, rows: Rows, state: object) -> tuple[Rows, object]:
         """The rows for the next part, and the state that it gets back at the next step."""

@@ -38,7 +38,7 @@ class Engine:
         self.optimizer = optimizer
         self.schedule = schedule
         self.params: nn.Parameter = optimizer.param_groups[0]["params"][0]
-        self._need = 1 if rule.tolerates is None else max(1, cluster.size - rule.tolerates)  # usable replies
+        self._need = max(1, cluster.size - rule.most_faulty(cluster.size))  # usable replies
         self._thread = ThreadScorer() if rule.scores_on_arrival and cluster.remote and scorer is None else None
         source = DatasetSamples(dataset, samples, seed)
         self.core = Core(problem, rule, source, scorer or self._thread, check_on_one_core=True)
