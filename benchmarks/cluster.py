@@ -215,7 +215,7 @@ def scorers(number: int = 2, n_r: int = 32, rounds: int = 5) -> Numbers:
         scorer.begin(problem.at(x, LR, batch), len(candidates))
         for worker, candidate in enumerate(candidates):
             scorer.add(worker, candidate)
-        return scorer.descents()
+        return scorer.descents()[0]
 
     with start_or_join(), closing(RayScorers(problem, number)) as group, closing(ThreadScorer()) as alone:
         same = torch.equal(scores(group), scores(alone))

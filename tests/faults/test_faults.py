@@ -17,7 +17,7 @@ from zeno.faults.garbage import KINDS
 from zeno.faults.line_search import worst_strength
 from zeno.faults.schedule import Schedule
 from zeno.training.settings import make_fault
-from zeno.workers.checks import reply_error
+from zeno.workers.checks import gradient_of
 from zeno.workers.reply import ErrorKind
 
 OWN = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
@@ -483,9 +483,9 @@ def test_garbage_is_of_many_kinds_and_never_a_gradient() -> None:
     odd = zeno.Reply(300, 7, None, RAISED)
     *sent, last = zeno.Garbage().on_replies([*replies, odd], seen(own, own))
     assert last is odd
-    errors = [reply_error(reply, 7, torch.zeros(4)) for reply in sent]
+    errors = [gradient_of(reply, 7, torch.zeros(4)) for reply in sent]
     reasons = {str(error) for error in errors}
-    assert {error.kind for error in errors if error is not None} == {ErrorKind.MALFORMED}
+    assert {error.kind for error in errors if isinstance(error, zeno.ReplyError)} == {ErrorKind.MALFORMED}
     assert reasons == {
         "sent numbers of shape [5], expected [4]",
         "sent numbers of shape [2], expected [4]",

@@ -338,7 +338,7 @@ def test_the_note_of_an_aggregate_is_on_the_record() -> None:
     for rule, note in ((Noting(), "gave up"), (zeno.Mean(), None)):
         own, _ = core_of(rule)
         step = Step(own, 0, 2, torch.zeros(2), 0.1)
-        step.receive_all(torch.ones(2, 2))
+        step.receive([zeno.Reply(worker, 0, torch.ones(2)) for worker in range(2)], range(2))
         step.run_rule()
         record = step.record()
         assert record.note == note

@@ -1,6 +1,6 @@
 """A candidate after which the model or the loss raises is unusable; an exception at the parameters is the user's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -134,9 +134,16 @@ def test_an_exception_without_a_text_of_its_own_is_named() -> None:
     assert server.record.errors[BAD].text.endswith("the loss raises SilentError")
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_scores_in_parallel_and_on_arrival_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oracle_module, "WORTH_A_THREAD", 0.0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     records = []
     for remote in (False, True):
         params = nn.Parameter(torch.zeros(2))

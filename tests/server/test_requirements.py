@@ -142,8 +142,8 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
             lambda: server().step({0: torch.zeros(74)}),  # type: ignore[dict-item]
             "A Server needs gradients as a list with one entry per worker, in order, or as one tensor. Found dict.",
         ),
-        "an array": (
-            lambda: server().step(torch.zeros(3, 74).numpy()),
+        "an array of objects": (
+            lambda: server().step(torch.zeros(3, 74).numpy().astype(object)),
             "A Server needs gradients as a list with one entry per worker, in order, or as one tensor. Found ndarray.",
         ),
         "SyncBatchNorm": (

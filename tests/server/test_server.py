@@ -1,12 +1,14 @@
 """`zeno.Server`: the server of a user's own loop."""
 
 import copy
+import itertools
 import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -72,6 +74,10 @@ def forms(model: nn.Module, vectors: list[Tensor]) -> dict[str, Any]:
         "dicts in another order": [dict(reversed(parts.items())) for parts in by_name],
         "all kinds": [vectors[0], list(by_name[1].values()), by_name[2], *vectors[3:]],
         "float64": [vector.double() for vector in vectors],
+        "arrays": [vector.numpy() for vector in vectors],
+        "one array": torch.stack(vectors).numpy(),
+        "arrays by parameter": [[part.numpy() for part in parts.values()] for parts in by_name],
+        "arrays by name": [{name: part.numpy() for name, part in parts.items()} for parts in by_name],
         "what needs a gradient": [vector.clone().requires_grad_() for vector in vectors],
         "not contiguous": [torch.stack([vector, vector], dim=1)[:, 0] for vector in vectors],
     }
@@ -86,6 +92,32 @@ def test_every_form_gives_the_same_step(form: str) -> None:
     assert torch.equal(found.kept, expected.kept)
     assert torch.equal(found.update, expected.update)
     assert torch.equal(parameters(model), parameters(other))
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_gradients_of_all_parameters_are_taken_where_some_are_frozen(by_name: bool) -> None:
+    """None where a parameter is frozen, as `p.grad` is."""
+
+    def frozen() -> tuple[nn.Sequential, zeno.Server]:
+        model = net()
+        layer(model, 0).requires_grad_(False)
+        optimizer = torch.optim.SGD(layer(model, 2).parameters(), lr=0.3)
+        return model, zeno.Server(model, F.cross_entropy, optimizer, loader(), zeno.Zeno(trim=1, batch_size=32))
+
+    model, server = frozen()
+    parts = [gradients_of(model, torch.arange(20 * i, 20 * i + 20)) for i in range(3)]
+    expected = server.step([zeno.flatten(part) for part in parts])
+    other, same = frozen()
+    names = [name for name, _ in other.named_parameters()]
+    sent: list[Any] = [[None, None, *part] for part in parts]
+    found = same.step([dict(zip(names, one, strict=True)) for one in sent] if by_name else sent)
+    assert torch.equal(found.update, expected.update)
+    assert torch.equal(parameters(model), parameters(other))
+    sent[2][0] = torch.ones(8, 6)
+    same.step([dict(zip(names, one, strict=True)) for one in sent] if by_name else sent)
+    assert same.record is not None
+    text = "sent a gradient for '0.weight', which is not a trainable parameter"
+    assert same.record.errors == {2: zeno.ReplyError(zeno.ErrorKind.MALFORMED, text)}
 
 
 class Stream:
@@ -139,6 +171,31 @@ def nested(*sizes: int) -> Tensor:
         return torch.nested.nested_tensor([torch.ones(size) for size in sizes])
 
 
+class SilentError(Exception):
+    __str__ = __repr__ = lambda self: 1 / 0  # type: ignore[assignment]
+
+
+class Endless(dict[str, Tensor]):
+    def items(self) -> Any:
+        return ((f"name {i}", None) for i in itertools.count())
+
+
+class Exiting(dict[str, Tensor]):
+    def __init__(self, error: BaseException = SystemExit("bye")) -> None:
+        self.error = error
+
+    def items(self) -> Any:
+        raise self.error
+
+
+class LongList(list[Tensor]):
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Any:
+        return itertools.repeat(torch.ones(8, 6))
+
+
 BROKEN: dict[str, tuple[Any, str]] = {
     "nothing": (None, "sent no reply"),
     "a string": ("hello", "sent str, expected a tensor, or one for each parameter"),
@@ -157,7 +214,13 @@ BROKEN: dict[str, tuple[Any, str]] = {
         torch.ones(74).to_sparse(),
         "sent torch.float32, torch.sparse_coo, expected floating point, torch.strided",
     ),
-    "no memory": (torch.ones(74, device="meta"), "sent what cannot be read: NotImplementedError: "),
+    "no memory": (torch.ones(74, device="meta"), "sent a tensor without the memory for its numbers"),
+    "an array of objects": (np.ones(74, object), "sent ndarray, expected a tensor"),
+    "a mapping without end": (Endless(), "sent more than 100000 tensors, expected 4"),
+    "a mapping that exits": (Exiting(), "sent what cannot be read: SystemExit: bye"),
+    "a mapping whose error has no text": (Exiting(SilentError()), "sent what cannot be read: SilentError"),
+    "names that are no text": ({3: torch.ones(8, 6)}, "sent what cannot be read: TypeError"),
+    "a list that is longer than it says": (LongList([torch.ones(8, 6)]), "sent 1 tensors, expected 4"),
     "a nested tensor": (
         nested(3, 5),
         "sent torch.float32, nested, expected floating point, torch.strided",
@@ -166,7 +229,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
         [nested(3), torch.ones(8), torch.ones(2, 8), torch.ones(2)],
         "sent torch.float32, nested, expected floating point, torch.strided for '0.weight'",
     ),
-    "what is not there yet": (nn.UninitializedParameter(), "sent what cannot be read: "),
+    "what is not there yet": (nn.UninitializedParameter(), "sent numbers of shape [0], expected [74]"),
     "NaN": (torch.full((74,), math.nan), "sent numbers that are not finite"),
     "beyond float32": (torch.full((74,), 1e300, dtype=torch.float64), "sent numbers that are not finite"),
     "too few tensors": ([torch.ones(8, 6)], "sent 1 tensors, expected 4"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zeno.faults.fault import Fault, Scene
 from zeno.problem.dataset import Batch, generator
-from zeno.workers.checks import reply_error
+from zeno.workers.checks import gradient_of
 from zeno.workers.cluster import NOBODY, Cluster, ClusterWrapper
 from zeno.workers.reply import Reply
 from zeno.workers.worker import Worker
@@ -116,8 +116,8 @@ def _by_fault(faults: Faults) -> dict[str, list[int]]:
 
 def _gradients(replies: Sequence[Reply], params: Tensor, step: int) -> dict[int, Tensor]:
     """The gradients of this step by worker, finite or not."""
-    usable = (reply for reply in replies if reply_error(reply, step, params, finite=False) is None)
-    return {reply.worker: reply.gradient for reply in usable if reply.gradient is not None}
+    found = {reply.worker: gradient_of(reply, step, params) for reply in replies}
+    return {worker: gradient for worker, gradient in found.items() if isinstance(gradient, Tensor)}
 
 
 def _stacked(gradients: list[Tensor], params: Tensor) -> Tensor:  # [k, d]

@@ -2,13 +2,39 @@
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from zeno.problem.dataset import as_tensor
+
+METACLASSES = (type, type(Tensor), type(nn.Parameter))  # a class of another one may override what a class is
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The trainable parameters by name; tied ones once."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def plain_tensor(value: object) -> Tensor | None:
+    """A tensor or a NumPy array as a plain tensor of the same memory; None for anything else.
+
+    Nothing that a subclass overrides is called. A subclass that is not one tensor in memory gives None.
+    """
+    kind = type(value)
+    if type(kind) not in METACLASSES or not issubclass(kind, Tensor | np.ndarray):
+        return None
+    if isinstance(value, np.ndarray):
+        array = np.ndarray.view(value, np.ndarray)
+        if array.dtype.kind not in "fiu":
+            return None
+        return as_tensor(np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape))
+    own = kind.__mro__[: kind.__mro__.index(Tensor)]
+    if any("__torch_dispatch__" in vars(base) for base in own):
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        alias: Tensor = value if kind is Tensor else Tensor.as_subclass(value, Tensor)  # type: ignore[arg-type,assignment]
+        return Tensor.detach(alias)  # not alias.detach(), which may be an attribute
 
 
 def flatten(source: nn.Module | Iterable[Tensor] | Mapping[str, Tensor]) -> Tensor:

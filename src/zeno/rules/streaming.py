@@ -2,9 +2,11 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from zeno.problem.flat import plain_tensor
 from zeno.rules.linalg.geometry import Geometry
 from zeno.rules.linalg.passes import weighted_sum
 from zeno.rules.rule import Aggregate, Oracle, Rows, TooFewUsable
@@ -40,17 +42,17 @@ class Arrivals:
         """[d], where the next candidate is copied to. One that was written there already is not copied again."""
         return self._memory[self._free]
 
-    def add(self, worker: int, candidate: Tensor) -> float:
+    def add(self, worker: int, candidate: Tensor | np.ndarray) -> float:
         """Copies a candidate [d], scores the copy, keeps it if it is among the best so far, and returns the score."""
         if not 0 <= worker < len(self.scores) or worker in self._seen:
             why = "was added before" if worker in self._seen else f"is not one of {len(self.scores)}"
             raise ValueError(f"Arrivals takes one candidate from each worker. Found worker {worker}, which {why}.")
         self._seen.add(worker)
-        row = self.free_row
-        if not isinstance(candidate, Tensor) or candidate.shape != row.shape or not candidate.is_floating_point():
+        row, sent = self.free_row, plain_tensor(candidate)
+        if sent is None or sent.shape != row.shape or not sent.is_floating_point():
             return -math.inf
-        if candidate.data_ptr() != row.data_ptr():
-            row.copy_(candidate.detach())
+        if sent.data_ptr() != row.data_ptr():
+            row.copy_(sent)
         alone = Geometry(row[None])
         score = float(self.rule.scores(Rows(alone, self.rule), self.oracle)) if bool(alone.usable) else -math.inf
         if score == -math.inf:

@@ -37,7 +37,7 @@ from zeno.rules.zeno import Zeno
 from zeno.server.samples import SampleSource
 from zeno.server.scorers import Scorer
 from zeno.server.update_check import check_update
-from zeno.workers.checks import NOT_FINITE, loss_raised, reply_error
+from zeno.workers.checks import NOT_FINITE, gradient_of, loss_raised
 from zeno.workers.reply import NO_REPLY, Reply, ReplyError
 
 STATISTICS_SAMPLES = 256  # that running statistics are computed from
@@ -109,12 +109,11 @@ class Step:
         A worker may share the memory of its gradient and write to it at any time: from here on only the copy is read.
         """
         with one_thread() if self.core.check_on_one_core else nullcontext():
-            error = reply_error(reply, self.number, self.x, finite=False)
-            if error is not None:
-                return error
-            assert reply.gradient is not None
+            gradient = gradient_of(reply, self.number, self.x)
+            if isinstance(gradient, ReplyError):
+                return gradient
             row = self._rows[reply.worker] if self._best is None else self._best.free_row
-            largest = largest_number(row.copy_(reply.gradient.detach()))
+            largest = largest_number(row.copy_(gradient))
             if not math.isfinite(largest):
                 return NOT_FINITE
             self._largest[reply.worker] = largest

@@ -7,7 +7,7 @@ memory of a card is correct again after the next step. Frozen parameters are nev
 resume, with the same model.
 
 Gradients travel in buckets, straight into the row that is scored while the next one is being received. With
-`Zeno(trim=b)` the server holds m - b + 2 rows instead of m; other rules need all m.
+`Zeno(trim=b)` the server holds m - b + 3 rows instead of m; other rules need all m.
 
 At the first step with a model, the ranks compare the names, shapes and types of what they will send. If these differ,
 every rank raises the same `ValueError`, and nothing else is sent.
@@ -25,12 +25,13 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from zeno.problem.flat import gradients, trainable
+from zeno.problem.flat import gradients, plain_tensor, trainable
 from zeno.problem.problem import norms_of
 from zeno.rules.rule import Aggregate, TooFewUsable
 from zeno.server.server import Server
@@ -50,7 +51,7 @@ def step(
     optimizer: Optimizer,
     server: Server | None = None,
     *,
-    sent: Tensor | None = None,
+    sent: Tensor | np.ndarray | None = None,
     server_rank: int = 0,
     group: "ProcessGroup | None" = None,
     bucket_bytes: int = BUCKET_BYTES,
@@ -65,10 +66,11 @@ def step(
     """
     _check(model, optimizer, server, server_rank, group)
     transport = _Transport(model, server_rank, group, bucket_bytes)
-    own = transport.vector(gradients(model, caller="zeno.distributed.step") if sent is None else [sent])
-    if sent is not None and sent.shape != (transport.size,):
-        found = list(sent.shape)
-        raise ValueError(f"zeno.distributed.step needs sent as {transport.size} numbers. Found shape {found}.")
+    given = None if sent is None else plain_tensor(sent)
+    if sent is not None and (given is None or given.shape != (transport.size,)):
+        found = type(sent).__name__ if given is None else f"shape {list(given.shape)}"
+        raise ValueError(f"zeno.distributed.step needs sent as {transport.size} numbers. Found {found}.")
+    own = transport.vector(gradients(model, caller="zeno.distributed.step") if given is None else [given])
     if model not in _COMPARED:
         transport.compare()
         _COMPARED.add(model)

@@ -1,22 +1,33 @@
 """The forms in which gradients are passed to a `Server`, and their conversion to flat vectors."""
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from zeno.workers.checks import gradient_error, malformed
+from zeno.problem.errors import text_of, type_name
+from zeno.problem.flat import plain_tensor
+from zeno.workers.checks import as_gradient, malformed
 from zeno.workers.reply import NO_REPLY, ReplyError
 
-Gradient: TypeAlias = Tensor | Sequence[Tensor | None] | Mapping[str, Tensor | None]
-"""One worker's gradient: a vector [d], a tensor for each trainable parameter in order, or these by name."""
+Array: TypeAlias = Tensor | np.ndarray
+Gradient: TypeAlias = Array | Sequence[Array | None] | Mapping[str, Array | None]
+"""One worker's gradient: a vector [d], a tensor for each parameter in order, or these by name; frozen ones are None."""
 
-Gradients: TypeAlias = Tensor | Iterable[Gradient | None]
+Gradients: TypeAlias = Array | Iterable[Gradient | None]
 """An entry for each worker, None where nothing was received; or all of them as one tensor [m, d]."""
 
 MAX_LETTERS = 120  # of a worker's own text, in a reason
+MAX_PARTS = 100_000  # tensors in an entry: an iterator may have no end
+
+
+def as_entries(gradients: Gradients) -> Gradients:
+    """What a caller passes, an array as a tensor."""
+    found = plain_tensor(gradients) if isinstance(gradients, Tensor | np.ndarray) else None
+    return gradients if found is None else found
 
 
 def num_workers(gradients: Gradients, workers: int | None, d: int) -> int:
@@ -51,46 +62,63 @@ def num_workers(gradients: Gradients, workers: int | None, d: int) -> int:
 
 
 def flat_gradient(entry: object, parameters: Mapping[str, Tensor], like: Tensor) -> Tensor | ReplyError:
-    """One worker's entry as a vector [d] of the dtype and device of `like`, or what is wrong with it."""
+    """One worker's entry as a vector [d] of the dtype and device of `like`, or what is wrong with it.
+
+    `parameters` are all of the model by name, frozen ones included.
+    """
     if entry is None:
         return NO_REPLY
     try:
-        if isinstance(entry, Tensor):
-            return gradient_error(entry, like, any_float=True, finite=False) or entry.detach().to(like)
-        parts = _by_parameter(entry, parameters)
+        if isinstance(entry, Tensor | np.ndarray):
+            found = as_gradient(entry, like, any_float=True)
+            return found if isinstance(found, ReplyError) else found.to(like)
+        parts = _by_parameter(entry, {_plain(name): parameter for name, parameter in parameters.items()})
         if isinstance(parts, ReplyError):
             return parts
-        return torch.cat([part.detach().to(like).flatten() for part in parts])
-    except Exception as error:  # for example a tensor without storage: whatever it is, it is this worker's fault
-        return malformed(f"sent what cannot be read: {type(error).__name__}: {error}".splitlines()[0][:MAX_LETTERS])
+        return torch.cat([part.to(like).flatten() for part in parts])
+    except (Exception, SystemExit) as error:  # whatever code of the entry raises, it is this worker's fault
+        return malformed(f"sent what cannot be read: {text_of(error)}"[:MAX_LETTERS])
 
 
 def _by_parameter(entry: object, parameters: Mapping[str, Tensor]) -> list[Tensor] | ReplyError:
-    """A tensor for each parameter, in order."""
-    parameters = {_plain(name): parameter for name, parameter in parameters.items()}
-    if isinstance(entry, Mapping):
-        given = {_plain(str(name)): part for name, part in entry.items()}
-        unknown = [name for name, part in given.items() if name not in parameters and part is not None]
-        missing = [name for name in parameters if name not in given]
-        if unknown:
-            return malformed(f"sent a gradient for {unknown[0][:MAX_LETTERS]!r}, which is not a trainable parameter")
-        if missing:
-            return malformed(f"sent no gradient for {missing[0]!r}")
-        entry = [given[name] for name in parameters]
-    if not isinstance(entry, list | tuple):
-        return malformed(f"sent {type(entry).__name__}, expected a tensor, or one for each parameter")
-    if len(entry) != len(parameters):
-        return malformed(f"sent {len(entry)} tensors, expected {len(parameters)}")
-    if all(part is None for part in entry):
+    """A tensor for each trainable parameter, in order."""
+    names = [name for name, parameter in parameters.items() if parameter.requires_grad]
+    given = _by_name(entry, names, list(parameters))
+    if isinstance(given, ReplyError):
+        return given
+    unknown = [name for name, part in given.items() if name not in names and part is not None]
+    missing = [name for name in names if name not in given]
+    if unknown:
+        return malformed(f"sent a gradient for {unknown[0][:MAX_LETTERS]!r}, which is not a trainable parameter")
+    if missing:
+        return malformed(f"sent no gradient for {missing[0]!r}")
+    if all(given[name] is None for name in names):
         return malformed("sent no gradients: None for every parameter")
     parts: list[Tensor] = []
-    for part, (name, parameter) in zip(entry, parameters.items(), strict=True):
-        part = torch.zeros_like(parameter) if part is None else part  # `backward` did not reach it
-        error = gradient_error(part, parameter, any_float=True, finite=False)
-        if error is not None:
-            return ReplyError(error.kind, f"{error.text} for {name!r}")
-        parts.append(part)
+    for name in names:
+        # `backward` did not reach a parameter that is None
+        part = torch.zeros_like(parameters[name]) if given[name] is None else given[name]
+        found = as_gradient(part, parameters[name], any_float=True)
+        if isinstance(found, ReplyError):
+            return ReplyError(found.kind, f"{found.text} for {name!r}")
+        parts.append(found)
     return parts
+
+
+def _by_name(entry: object, names: Sequence[str], everything: Sequence[str]) -> dict[str, object] | ReplyError:
+    """The parts of an entry by name: of a list, one for each trainable parameter, or one for every parameter."""
+    if isinstance(entry, Mapping):
+        items = list(islice(entry.items(), MAX_PARTS + 1))
+        if len(items) > MAX_PARTS:
+            return malformed(f"sent more than {MAX_PARTS} tensors, expected {len(names)}")
+        return {_plain(str.__str__(name)): part for name, part in items}  # raises for a name that is not a text
+    parts = list(islice(list.__iter__(entry), MAX_PARTS)) if isinstance(entry, list) else None
+    parts = list(islice(tuple.__iter__(entry), MAX_PARTS)) if isinstance(entry, tuple) else parts
+    if parts is None:
+        return malformed(f"sent {type_name(entry)}, expected a tensor, or one for each parameter")
+    if len(parts) not in (len(names), len(everything)):
+        return malformed(f"sent {len(parts)} tensors, expected {len(names)}")
+    return dict(zip(names if len(parts) == len(names) else everything, parts, strict=True))
 
 
 def _plain(name: str) -> str:

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from zeno.problem.flat import trainable, unflatten
+from zeno.problem.flat import unflatten
 from zeno.problem.problem import Loss, Problem
 from zeno.records.ledger import Ledger
 from zeno.records.record import Record
 from zeno.rules.rule import Aggregate, Rule
 from zeno.rules.zeno_auto import ZenoAuto
 from zeno.server.core import Core, Step
-from zeno.server.gradients import Gradients, flat_gradient, num_workers
+from zeno.server.gradients import Gradients, as_entries, flat_gradient, num_workers
 from zeno.server.recorder import Recorder
 from zeno.server.requirements import check, check_optimizer, check_rho, check_unchanged, identity
 from zeno.server.samples import LoaderSamples
@@ -84,6 +84,7 @@ class Server:
         """
         check_unchanged(self.model, self.problem)
         check_optimizer(self.model, self.optimizer)
+        gradients = as_entries(gradients)
         workers = num_workers(gradients, self.workers, self.problem.size)
         self._recorder.open(workers, self.steps)
         self._read_rates()
@@ -146,7 +147,7 @@ class Server:
 
     def _replies(self, gradients: Iterable[object], workers: int) -> Iterator[Reply]:
         """Each worker's entry as a reply with a flat vector [d]."""
-        entries, parameters, like = iter(gradients), trainable(self.model), self.problem.flat
+        entries, parameters, like = iter(gradients), dict(self.model.named_parameters()), self.problem.flat
         for worker in range(workers):
             found = flat_gradient(next(entries, None), parameters, like)
             gradient, error = (None, found) if isinstance(found, ReplyError) else (found, None)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from zeno.problem.threads import one_thread
 from zeno.rules.linalg.passes import all_finite
-from zeno.workers.checks import reply_error
+from zeno.workers.checks import gradient_of
 from zeno.workers.cluster import NOBODY, Cluster, ClusterWrapper
 from zeno.workers.reply import Reply
 
@@ -59,11 +59,12 @@ class MomentumCluster(ClusterWrapper):
         self, params: Tensor, buffers: Mapping[str, Tensor], step: int, need: int = 1, skip: Collection[int] = NOBODY
     ) -> Iterator[Reply]:
         for reply in self.cluster.gradients(params, buffers, step, need, skip):
-            if reply.late or reply.gradient is None or reply_error(reply, step, params, finite=False) is not None:
+            gradient = gradient_of(reply, step, params)
+            if reply.late or not isinstance(gradient, Tensor):
                 yield reply
                 continue
             with one_thread():  # as the engine does between replies: the other cores belong to the workers
-                momentum = self.momenta[reply.worker](reply.gradient)
+                momentum = self.momenta[reply.worker](gradient)
             yield replace(reply, gradient=momentum)
 
     def state_to_save(self) -> dict[str, Any]:

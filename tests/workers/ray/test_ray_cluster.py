@@ -136,6 +136,12 @@ def raises() -> Tensor:
 
 
 EXPECTED = "expected torch.float32, torch.strided"
+
+
+class Unprintable:
+    __str__ = __repr__ = lambda self: 1 / 0  # type: ignore[assignment]
+
+
 BROKEN: list[tuple[str, Callable[[], Any], ErrorKind, str]] = [
     ("raises", raises, ErrorKind.RAISED, "raised ZeroDivisionError: out of luck"),
     ("a string", lambda: "hello", ErrorKind.MALFORMED, "sent str, expected a tensor"),
@@ -159,7 +165,7 @@ BROKEN: list[tuple[str, Callable[[], Any], ErrorKind, str]] = [
         ErrorKind.MALFORMED,
         f"sent torch.bfloat16, torch.strided, {EXPECTED}",
     ),
-    ("an array", lambda: np.ones(D, np.float32), ErrorKind.MALFORMED, "sent ndarray, expected a tensor"),
+    ("an array of objects", lambda: np.ones(D, object), ErrorKind.MALFORMED, "sent ndarray, expected a tensor"),
 ]
 
 
@@ -221,7 +227,10 @@ def test_answers_of_actors_are_checked_before_they_are_used() -> None:
     assert error(Answer(7, None, raised)) == ("raised", "raised OSError: x")
     died = ReplyError(ErrorKind.DIED, "died")
     assert error(Answer(7, None, died)) == ("raised", "raised died"), "only the driver can say that a worker died"
-    assert error(Answer(7, None, "died")) == ("raised", "raised died")  # type: ignore[arg-type]
+    assert error(Answer(7, None, "died")) == ("raised", "raised str")  # type: ignore[arg-type]
+    odd = ReplyError(ErrorKind.RAISED, Unprintable())  # type: ignore[arg-type]
+    for one in (Unprintable(), odd):
+        assert error(Answer(7, None, one))[0] == "raised"  # type: ignore[arg-type]
 
 
 def test_malformed_answers_of_foreign_actors_are_recorded_and_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zeno.problem.flat import plain_tensor
 from zeno.rules.linalg import passes
 
 NEARLY_EQUAL = 0.01  # squared distances below this share of the squared norms have lost too many digits
@@ -22,6 +23,7 @@ class Geometry:
     """m candidates of d numbers, usable or not; read-only, and read as few times as possible."""
 
     def __init__(self, tensor: Tensor) -> None:
+        tensor = tensor if (plain := plain_tensor(tensor)) is None else plain
         is_tensor = isinstance(tensor, Tensor)
         if not is_tensor or tensor.ndim != 2 or 0 in tensor.shape or not tensor.is_floating_point():
             found = f"{tensor.dtype} of shape {list(tensor.shape)}" if is_tensor else type(tensor).__name__
@@ -29,7 +31,7 @@ class Geometry:
                 "A rule needs candidates as one float tensor [workers, parameters], at least one of each. "
                 f"Found {found}. Flatten each gradient, then torch.stack them."
             )
-        self.candidates = tensor.detach()
+        self.candidates = tensor
 
     @cached_property
     def usable(self) -> Tensor:

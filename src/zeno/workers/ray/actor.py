@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from zeno.problem.dataset import as_tensor
-from zeno.workers.checks import gradient_error, malformed
+from zeno.problem.errors import text_of, type_name
+from zeno.workers.checks import as_gradient, malformed
 from zeno.workers.ray.session import find_ray
 from zeno.workers.reply import ErrorKind, Reply, ReplyError
 
@@ -62,12 +63,11 @@ class Actor(Process):
     def gradient(self, worker: int, step: int, inputs: Inputs) -> Answer:
         params, buffers = as_tensor(inputs[0]), {name: as_tensor(array) for name, array in inputs[1].items()}
         try:
-            gradient = self.workers[worker].gradient(params, buffers, step)
             # Checked here already: half a gigabyte that is not a gradient would hold up the others on its way.
-            error = gradient_error(gradient, params, finite=False)
-            return Answer(step, as_array(gradient) if error is None else None, error)
+            found = as_gradient(self.workers[worker].gradient(params, buffers, step), params)
+            return Answer(step, None, found) if isinstance(found, ReplyError) else Answer(step, as_array(found))
         except Exception as error:
-            return Answer(step, None, ReplyError(ErrorKind.RAISED, f"raised {type(error).__name__}: {error}"[:500]))
+            return Answer(step, None, ReplyError(ErrorKind.RAISED, f"raised {text_of(error)}"))
 
 
 class Call(NamedTuple):
@@ -79,17 +79,18 @@ class Call(NamedTuple):
     def reply(self, answer: object, like: Tensor) -> Reply:
         """The reply in an actor's answer, of which nothing is trusted. The server checks the step and the numbers."""
         if type(answer) is not Answer or type(answer.step) is not int:
-            return self.failed(malformed(f"sent {type(answer).__name__}, expected an answer"))
+            return self.failed(malformed(f"sent {type_name(answer)}, expected an answer"))
         error, gradient = answer.error, answer.gradient
-        if type(error) is ReplyError and error.kind in KINDS_OF_A_WORKER:
-            return self.failed(ReplyError(error.kind, str(error.text)[:1000]))
         if error is not None:
-            return self.failed(ReplyError(ErrorKind.RAISED, f"raised {error}"[:1000]))
+            known = type(error) is ReplyError and type(error.kind) is ErrorKind and type(error.text) is str
+            text = error.text[:1000] if known else type_name(error)
+            if known and error.kind in KINDS_OF_A_WORKER:
+                return self.failed(ReplyError(error.kind, text))
+            return self.failed(ReplyError(ErrorKind.RAISED, f"raised {text}"))
         if type(gradient) is not np.ndarray or gradient.dtype not in FLOATS:
-            return self.failed(malformed(f"sent {type(gradient).__name__}, expected an array of floating point"))
-        tensor = as_tensor(gradient)
-        error = gradient_error(tensor, like, finite=False)
-        return Reply(self.worker, answer.step, tensor) if error is None else self.failed(error)
+            return self.failed(malformed(f"sent {type_name(gradient)}, expected an array of floating point"))
+        found = as_gradient(gradient, like)
+        return self.failed(found) if isinstance(found, ReplyError) else Reply(self.worker, answer.step, found)
 
     def failed(self, error: ReplyError) -> Reply:
         return Reply(self.worker, self.step, None, error)

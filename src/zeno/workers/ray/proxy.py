@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from zeno.problem.errors import text_of
 from zeno.workers.checks import malformed
 from zeno.workers.ray.actor import Call
 from zeno.workers.ray.session import find_ray
@@ -58,7 +59,7 @@ class ActorProxy:
         except ray.exceptions.RayActorError as error:
             return call.failed(self._lose(error))
         except Exception as error:  # its object was lost with its machine, or cannot be unpickled, or ...
-            return call.failed(malformed(f"sent what cannot be read: {type(error).__name__}: {str(error)[:500]}"))
+            return call.failed(malformed(f"sent what cannot be read: {text_of(error)}"))
         self.missed = 0
         return call.reply(answer, like)
 
