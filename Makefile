@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST = $(BIN)/pytest --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-fast test-slow bench docs lint format clean
+.PHONY: demo test test-fast test-slow fuzz bench docs lint format clean
 
 demo: .venv/ready  ## 20 workers, 12 of them faulty: which rule survives?
 	$(BIN)/zeno compare
@@ -12,10 +12,14 @@ demo: .venv/ready  ## 20 workers, 12 of them faulty: which rule survives?
 test: lint  ## Lint and all tests but the slow ones; under 8 minutes on 2 cores.
 	$(PYTEST) --ignore tests/workers/ray
 	$(BIN)/pytest tests/workers/ray
+	$(BIN)/python -m fuzz --seconds 60
 
 test-fast: lint  ## The same without Ray, browser, examples and memory measurements; under 3 minutes.
 	$(PYTEST) --ignore tests/workers/ray --ignore tests/report/test_browser.py --ignore tests/project/test_examples.py \
 		--ignore tests/rules/test_rules_memory.py
+
+fuzz: .venv/ready  ## Hostile input at random, for 10 minutes or FUZZ_SECONDS, from FUZZ_SEED on.
+	$(BIN)/python -m fuzz --seconds $(or $(FUZZ_SECONDS),600) --seed $(or $(FUZZ_SEED),0)
 
 test-slow: .venv/ready  ## The tests that take minutes.
 	$(BIN)/pytest -m slow

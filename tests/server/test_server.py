@@ -172,7 +172,7 @@ def nested(*sizes: int) -> Tensor:
 
 
 class SilentError(Exception):
-    __str__ = __repr__ = lambda self: 1 / 0  # type: ignore[assignment]
+    __str__ = __repr__ = lambda self: 1 / 0  # type: ignore[assignment, return-value]
 
 
 class Endless(dict[str, Tensor]):

@@ -139,7 +139,7 @@ EXPECTED = "expected torch.float32, torch.strided"
 
 
 class Unprintable:
-    __str__ = __repr__ = lambda self: 1 / 0  # type: ignore[assignment]
+    __str__ = __repr__ = lambda self: 1 / 0  # type: ignore[assignment, return-value]
 
 
 BROKEN: list[tuple[str, Callable[[], Any], ErrorKind, str]] = [
