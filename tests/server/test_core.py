@@ -126,30 +126,6 @@ def test_a_row_of_an_earlier_step_is_not_used_again() -> None:
     assert core.candidates[0].isnan().all()
 
 
-class Shared(zeno.Rule):
-    """Writes to the memory that a worker shares before it aggregates: what the worker could do at any time."""
-
-    samples = 32
-
-    def __init__(self, rule: zeno.Rule, shared: Tensor) -> None:
-        self.rule, self.shared = rule, shared
-
-    def __call__(self, candidates: Tensor, oracle: zeno.Oracle | None = None, state: object = None) -> zeno.Aggregate:
-        self.shared.fill_(torch.nan)
-        return self.rule(candidates, oracle, state)
-
-
-@pytest.mark.parametrize("rule", [zeno.Zeno(trim=1, batch_size=32), zeno.Median(), zeno.Mean()])
-def test_what_a_worker_writes_after_its_reply_was_received_has_no_effect(rule: zeno.Rule) -> None:
-    sent = [DOWN, 2 * DOWN, 3 * DOWN]
-    expected = received(core_of(rule)[0], *sent).run_rule()
-    shared = sent[2].clone()
-    found = received(core_of(Shared(rule, shared))[0], *sent[:2], shared).run_rule()
-    assert expected is not None
-    assert found is not None
-    assert torch.equal(found.update, expected.update)
-
-
 def test_the_first_usable_reply_of_a_worker_counts() -> None:
     core, _ = core_of(zeno.Mean())
     step = Step(core, 0, 2, X, LR)

@@ -147,6 +147,29 @@ def test_candidates_can_arrive_one_by_one_in_the_same_memory(rule: zeno.Rule) ->
     assert torch.equal(found.kept, server.step(sent_by(model, 4, 1, 3)).kept)
 
 
+@pytest.mark.parametrize("form", ["a list", "one tensor", "a stream"])
+def test_what_a_worker_writes_to_shared_memory_later_has_no_effect(form: str) -> None:
+    """The loss stands for a worker that writes at any time: here, whenever a candidate is tried."""
+    model, server = make(zeno.Zeno(trim=1, batch_size=32, rho=0))
+    sent = torch.stack(sent_by(model, 4, 1, 0))
+    expected = server.step(sent.clone())
+    shared: list[Tensor] = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        for memory in shared:
+            memory.fill_(math.nan)
+        return F.cross_entropy(outputs, targets)
+
+    other = net()
+    same = zeno.Server(other, loss, torch.optim.SGD(other.parameters(), lr=0.3), loader(), server.rule)
+    rows = list(sent.clone())
+    entries: dict[str, Any] = {"a list": rows, "one tensor": sent, "a stream": Stream(rows)}
+    shared += {"a list": rows, "one tensor": [sent], "a stream": [entries["a stream"].row]}[form]
+    found = same.step(entries[form])
+    assert torch.equal(found.kept, expected.kept)
+    torch.testing.assert_close(found.update, expected.update)
+
+
 def test_only_the_best_candidates_of_a_stream_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
     result = zeno.Arrivals.result

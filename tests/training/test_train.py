@@ -94,22 +94,22 @@ def test_every_dropout_mask_score_and_statistic_is_drawn_anew(monkeypatch: pytes
     seeds: list[int] = []
     scored: list[Tensor] = []
     refreshed: list[Tensor] = []
-    gradient, descents, refresh = Problem.gradient, LossOracle.descents, Problem.refresh
+    gradient, trials, refresh = Problem.gradient, LossOracle.trials, Problem.refresh
 
     def spy_gradient(self: Problem, params: Tensor, batch: zeno.Batch, seed: int, precision: str) -> Tensor:
         seeds.append(seed)
         return gradient(self, params, batch, seed, precision)
 
-    def spy_oracle(self: LossOracle, candidates: Tensor) -> Tensor:
+    def spy_oracle(self: LossOracle, candidates: Tensor, parts: int = 1) -> tuple[Tensor, dict[int, str]]:
         scored.append(self.batch.inputs)
-        return descents(self, candidates)
+        return trials(self, candidates, parts)
 
     def spy_refresh(self: Problem, params: Tensor, inputs: Tensor) -> None:
         refreshed.append(inputs)
         refresh(self, params, inputs)
 
     monkeypatch.setattr(Problem, "gradient", spy_gradient)
-    monkeypatch.setattr(LossOracle, "descents", spy_oracle)
+    monkeypatch.setattr(LossOracle, "trials", spy_oracle)
     monkeypatch.setattr(Problem, "refresh", spy_refresh)
     zeno.train(replace(SMALL, model="small_cnn", steps=4, eval_samples=50))
     assert len(set(seeds)) == len(seeds) == 6 * 4

@@ -6,7 +6,7 @@ ranks do nothing: their trainable parameters are overwritten at every step, so a
 memory of a card is correct again after the next step. Frozen parameters are never sent: all ranks must start, and
 resume, with the same model.
 
-Gradients travel in buckets, straight into the row that is scored while the next one is being received. With
+Gradients travel in buckets, into a row that is copied and scored while the next one is being received. With
 `Zeno(trim=b)` the server holds m - b + 3 rows instead of m; other rules need all m.
 
 At the first step with a model, the ranks compare the names, shapes and types of what they will send. If these differ,
