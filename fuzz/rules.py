@@ -15,7 +15,7 @@ from zeno.training.dry_run import try_rule
 
 FACTOR = 1000.0  # no update is longer than this times the longest honest gradient
 RADIUS = 100.0  # and what rules with a fixed radius may add
-NO_BOUND = ("mean", "bygars", "bant", "auto_bant", "fedgreed")  # these promise none
+NO_BOUND = ("mean", "bygars", "bant", "auto_bant", "fedgreed", "dnc")  # these promise none
 
 
 class QuadraticOracle:

@@ -292,7 +292,7 @@ def test_workers_that_are_killed_are_missing_for_a_while_and_come_back() -> None
         assert errors(cluster, 1) == {2: "died"}
         assert cluster.status == (3, 0, 1)
         began = time.monotonic()
-        assert errors(cluster, 2) == {2: "died"}
+        assert errors(cluster, 2) in ({2: "died"}, {})  # a fast machine has it back already
         assert time.monotonic() - began < 5, "nobody waits for one that is away"
         until_back(cluster, 3)
         assert cluster.actors[2].pid != killed
