@@ -154,7 +154,8 @@ def test_scores_in_parallel_and_on_arrival_find_the_same(monkeypatch: pytest.Mon
         engine = Engine(problem, ZENO, cluster, dataset, torch.arange(256), optimizer)
         records.append(engine.step(0).record())
         engine.close()
-        assert len(problem.replicas._copies) == 2, "in parallel"
+        if not remote:  # on arrival, it depends on timing whether several wait to be scored
+            assert len(problem.replicas._copies) == 2, "in parallel"
         assert bool(params.isfinite().all())
     assert records[0] == records[1]
     assert records[0].errors == {BAD: zeno.ReplyError(zeno.ErrorKind.LOSS_RAISED, REASON)}
