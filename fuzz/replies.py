@@ -83,7 +83,7 @@ ODD: Sequence[Odd] = (
     lambda rng, good: good.tolist(),
     lambda rng, good: float(rng.choice([0.0, np.nan, 1e300])),
     lambda rng, good: 10**400,
-    lambda rng, good: b"\\xff" * 8,
+    lambda rng, good: b"\xff" * 8,
     lambda rng, good: Loud(),
     lambda rng, good: Endless(),
     _subclass,
@@ -128,11 +128,11 @@ def _entries(rng: np.random.Generator, good: Tensor) -> Any:
             ODD[int(rng.integers(len(ODD)))](rng, good) if rng.random() < 0.7 else hostile(rng, good[None], 1)[0]
         )
     if rng.random() < 0.3:
-        return iter_with_length(entries)
+        return Streamed(entries)
     return entries
 
 
-class iter_with_length:  # noqa: N801
+class Streamed:
     """Entries that are read one at a time."""
 
     def __init__(self, entries: Sequence[object]) -> None:

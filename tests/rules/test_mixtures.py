@@ -124,3 +124,13 @@ def test_a_seed_fixes_what_a_rule_draws() -> None:
     candidates = torch.randn(M, 50)
     for rule in (zeno.chain(zeno.Bucketing(seed=4), zeno.Krum(faulty=1)), zeno.DnC(2, 1, 2, seed=4)):
         assert torch.equal(rule(candidates).update, rule(candidates, state=rule.first_state(lambda: 9)).update)
+
+
+def test_rows_that_were_formed_belong_to_nobody_in_particular() -> None:
+    """ARC measures the buckets, one of which has parts that cancel. So they are formed before ZenoAuto sees them."""
+    rows = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
+    rows[0] = 1e12 * rows[0]
+    rows[1:] = -rows[0] + 1e3 * rows[1:]  # whichever is in its bucket
+    rule = zeno.chain(zeno.Bucketing(size=2, seed=0), zeno.ARC(faulty=1), zeno.ZenoAuto())
+    with pytest.raises(ValueError, match="needs one row for each candidate, to know whose it is"):
+        rule(rows, FakeOracle(gradient=torch.ones(50)))

@@ -1,4 +1,4 @@
-"""Texts about objects that are not trusted: none of their own code may raise here, or return too much."""
+"""Texts about objects that are not trusted: whatever their methods do, nothing here raises or grows."""
 
 from typing import Any
 

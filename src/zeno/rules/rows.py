@@ -113,6 +113,8 @@ class Rows:
     @cached_property
     def factors(self) -> Tensor | None:
         """[m]: what each candidate is multiplied by, 0 without a row; None if rows are mixtures of several."""
+        if self._formed is not None:
+            return None
         if self._mix is None and self._chosen is None:
             return torch.ones(self.m, dtype=torch.float64, device=self.device)
         part_of = self.mix[:, :-1] != 0
@@ -305,16 +307,12 @@ class Rows:
         if weights is None:
             weights = torch.full((self.n,), 1 / self.n, dtype=torch.float64, device=self.device)
         scores = None if scores is None else self.by_worker(scores, -torch.inf)
-        return Aggregate(update, self._shares(weights), scores, state)
+        return Aggregate(update, self._of_workers((weights @ self.mix)[:-1]), scores, state)
 
     def in_terms_of_workers(self, found: Aggregate) -> Aggregate:
         """The aggregate of a rule that took these rows for the candidates."""
         result = self.result(found.update, found.weights.to(torch.float64), found.scores, found.state)
         return result._replace(own=found.own, note=found.note)
-
-    def _shares(self, weights: Tensor) -> Tensor:
-        """The weights of the candidates [m], from those of the rows [n]."""
-        return self._of_workers((weights @ self.mix)[:-1])
 
     def _of_workers(self, weights: Tensor) -> Tensor:
         """Weights [..., m] of the candidates as received."""

@@ -1,7 +1,7 @@
 """Is this a gradient? Every reply is checked here, wherever it comes from, and is a plain tensor from here on.
 
-A reply may be any object. Until it is a plain tensor of the right size, none of its own code is called, in messages
-neither.
+A reply may be any object. Until it is a plain tensor of the right size, none of its methods is called, not even for
+messages.
 """
 
 from torch import Tensor
