@@ -143,7 +143,7 @@ class Step:
             except TooFewUsable as failure:
                 self.aggregate, self.failure = None, failure
         if self._best is None:
-            self.errors |= self._oracle.take_errors(self._candidates())
+            self.errors |= self._oracle.take_errors(self._rows)
         return self.aggregate
 
     def _candidates(self) -> Tensor:
