@@ -225,7 +225,7 @@ def test_a_rule_that_overrides_neither_entry_point_says_what_to_override() -> No
 
 
 def test_parts_that_cannot_be_chained_raise() -> None:
-    with pytest.raises(ValueError, match=r"needs pre-aggregators such as NNM before its last part. Found Mean\(\)"):
+    with pytest.raises(ValueError, match=r"needs pre-aggregators such as NNM before its last part. Found Mean\("):
         zeno.chain(zeno.Mean(), zeno.Median())
     with pytest.raises(ValueError, match=r"needs a rule such as Mean\(\) at its end. Found NNM\(faulty=2\)"):
         zeno.chain(zeno.NNM(faulty=2))

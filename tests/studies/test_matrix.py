@@ -61,7 +61,7 @@ def test_numbers_are_those_of_the_runs_and_in_their_places(folder: Path) -> None
     faults = {"label_flip": zeno.LabelFlip(), "sign_flip(scale=10)": zeno.SignFlip(10)}
     numbers = {(c["rule"], c["fault"]): c["accuracy"] for c in found["cells"]}
     assert numbers == {(r, f): expected(rule, fault) for r, rule in rules.items() for f, fault in faults.items()}
-    good = expected(zeno.Mean(), zeno.FAULTS["crash"]())
+    good = expected(zeno.Mean(least=1), zeno.FAULTS["crash"]())
     alone = zeno.Run(rule=zeno.ServerAlone(), fault=zeno.Crash(), faulty=5, workers=5, steps=3, eval_every=3)
     server = zeno.train(alone)[-1].accuracy
     assert server is not None
@@ -84,10 +84,11 @@ def test_numbers_are_those_of_the_runs_and_in_their_places(folder: Path) -> None
     assert (folder / "matrix-q3.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_reference_is_the_mean_of_the_workers_that_are_not_faulty() -> None:
-    place, (job,) = next(iter(plan({"faulty": 2, "workers": 5, "steps": 1}).cells.items()))
-    assert place == (GOOD_ALONE, None, 2)
-    assert zeno.train(job.run)[0].kept == [False, False, True, True, True]
+@pytest.mark.parametrize("faulty", [2, 4])
+def test_the_reference_is_the_mean_of_the_workers_that_are_not_faulty(faulty: int) -> None:
+    place, (job,) = next(iter(plan({"faulty": faulty, "workers": 5, "steps": 1}).cells.items()))
+    assert place == (GOOD_ALONE, None, faulty)
+    assert zeno.train(job.run)[0].kept == [worker >= faulty for worker in range(5)]
 
 
 def in_this_process(trained: list[zeno.Run]) -> Callable[..., Iterator[tuple[Job, Outcome]]]:
@@ -155,14 +156,14 @@ def test_a_cell_that_fails_and_a_process_that_dies_leave_the_others_alone(
     for key, result in results.items():
         seed = re.search(r"^seed = (\d+)$", key, flags=re.MULTILINE)  # which is left out of the key at its default
         by_seed.setdefault(int(seed[1]) if seed else zeno.Run().seed, []).append(result)
-    # The mean under crash is a control too, and trained once; the server alone is another.
-    assert [type(r) for r in by_seed[0]] == [Outcome] * 3
-    assert by_seed[1] == [Failed("died: killed by SIGKILL")] * 3
+    # The mean under two faults, and the two controls.
+    assert [type(r) for r in by_seed[0]] == [Outcome] * 4
+    assert by_seed[1] == [Failed("died: killed by SIGKILL")] * 4
     assert all(isinstance(r, Failed) and "the disk is gone" in r.error for r in by_seed[2])
     entries = json.loads(Path("out/matrix.json").read_text())["cells"]
     assert [(e["n"], e["accuracy"] is None, len(e["errors"])) for e in entries] == [(1, False, 2)] * 2
     assert "!" in Path("out/matrix.md").read_text().split("| mean |")[1]
-    assert "6 of 9 runs failed" in capsys.readouterr().err
+    assert "8 of 12 runs failed" in capsys.readouterr().err
 
 
 @pytest.mark.slow

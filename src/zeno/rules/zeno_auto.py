@@ -52,7 +52,7 @@ class ZenoAuto(Rule):
     """
 
     samples: Annotated[int, AT_LEAST_2] = 64
-    memory: Annotated[float, BELOW_1] = 0.95
+    memory: Annotated[float, BELOW_1] = 0.98
     sketch: PositiveCount = 16_384
 
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -39,11 +40,17 @@ class DatasetSamples:
         return int.from_bytes(_digest(*some, salt=str(self.seed), size=8), "big")
 
     def take(self, size: int, role: str, step: int, number: int = 0, half: int | None = None) -> Batch:
-        indices = self.indices if half is None else self.indices[half::2]
+        indices = self.indices if half is None else self._halves[half]
         if len(indices) == 0:
             raise ValueError(f"The server needs two samples or more, one for each half. Found {len(self.indices)}.")
         role = role if half is None else f"{role}, half {half}"
         return self.dataset.batch(draw(indices, size, generator(self.seed, role, number, step)))
+
+    @cached_property
+    def _halves(self) -> tuple[Tensor, Tensor]:
+        # At random: every second sample of a file may be of another kind. In MNIST it is from another group of writers.
+        order = torch.from_numpy(generator(self.seed, "halves").permutation(len(self.indices)))
+        return self.indices[order[0::2]], self.indices[order[1::2]]
 
 
 class LoaderSamples:

@@ -124,7 +124,7 @@ def plan(settings: Mapping[str, Any]) -> Matrix:
     cells: dict[Place, list[Job]] = {}
     for k, q in enumerate(faulty):
         parts = {Place(text, f, q): (each[k], faults[f]) for text, each in by_text.items() for f in faults}
-        cells[Place(GOOD_ALONE, None, q)] = jobs(q, GOOD_ALONE, Mean(), Crash())
+        cells[Place(GOOD_ALONE, None, q)] = jobs(q, GOOD_ALONE, Mean(least=1), Crash())
         cells[Place(SERVER_ALONE, None, q)] = jobs(base.workers, SERVER_ALONE, server, Crash())
         cells |= {place: jobs(q, f"{place.rule}, {place.fault}", *part) for place, part in parts.items()}
     return Matrix(settings, tuple(by_text), tuple(faults), tuple(faulty), seeds, base, cells)
