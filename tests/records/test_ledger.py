@@ -10,6 +10,7 @@ import pytest
 
 import zeno
 from zeno.faults import together
+from zeno.records.betting import Bets, on_a_mean
 from zeno.records.ledger import REST, TRIAL, Ledger, ledger_of
 from zeno.records.record import Record
 from zeno.workers.checks import NOT_FINITE
@@ -61,7 +62,8 @@ def test_counts_by_hand() -> None:
     assert [row.late for row in rows] == [0, 0, 0, 1]
     assert [row.quarantined for row in rows] == [0, 0, 1, 2]
     assert [row.faulty for row in rows] == [1 / 6, 0.0, 0.0, 2 / 6]
-    assert [row.verdict for row in rows] == [""] * 4
+    assert [row.verdict for row in rows] == ["", "", "", "suspect"], "it failed at both of its first steps"
+    assert rows[3].reason == "failing"
 
 
 def test_recently_covers_the_last_100_steps() -> None:
@@ -107,7 +109,7 @@ def test_of_runs_without_faults_at_most_one_in_a_hundred_ever_has_a_suspect(
     workers: int, keep: int, slack: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """300 runs: at most 3 are expected, and more than 10 have a probability below 0.0003. Also without any slack."""
-    monkeypatch.setattr("zeno.records.betting.SLACK", slack)
+    monkeypatch.setattr("zeno.records.comparison.SLACK", slack)
 
     def scores(rng: np.random.Generator, step: int) -> np.ndarray:
         return rng.normal(size=workers)
@@ -119,12 +121,10 @@ def test_of_runs_without_faults_at_most_one_in_a_hundred_ever_has_a_suspect(
 
 def test_the_money_of_a_fair_bet_does_not_grow_on_average() -> None:
     """The basis of the error rate: without slack, the mean over many runs stays 1."""
-    from zeno.records.betting import Bets
-
     rng = np.random.default_rng(0)
     bets = Bets(20_000)
     for _ in range(8):
-        bets.add(rng.choice([-1.0, 1.0], size=20_000), np.ones(20_000, dtype=bool))
+        bets.add(on_a_mean(rng.choice([-1.0, 1.0], size=20_000)), np.ones(20_000, dtype=bool))
     assert bets.money.mean() == pytest.approx(1, abs=0.1)
     assert (bets.money >= 20).mean() <= 1 / 20
 
@@ -196,7 +196,7 @@ def unlike(by: float, faulty: int = 0, workers: int = 20, seed: int = 6) -> Scor
 @pytest.mark.parametrize("by", [0.2, 0.5, 2.0])
 def test_good_workers_with_different_data_are_not_suspect(by: float, monkeypatch: pytest.MonkeyPatch) -> None:
     assert simulated(unlike(by), 20, 1500, seed=6).suspects == []
-    monkeypatch.setattr("zeno.records.betting.SLACK", 0.0)
+    monkeypatch.setattr("zeno.records.comparison.SLACK", 0.0)
     assert simulated(unlike(by), 20, 1500, seed=6).suspects != [], "without the slack they would be"
 
 
@@ -329,7 +329,7 @@ RUN = zeno.Run(rule=zeno.Zeno(trim=6, batch_size=16), workers=10, batch_size=16,
 
 @pytest.mark.parametrize("fault", [zeno.LabelFlip(), zeno.SignFlip(), zeno.Crash(), zeno.NonFinite()])
 def test_the_faulty_workers_of_a_real_run_are_suspect(fault: zeno.Fault) -> None:
-    records = zeno.train(replace(RUN, fault=fault, batch_size=32))
+    records = zeno.train(replace(RUN, fault=fault, batch_size=32, rule=zeno.Zeno(trim=6, batch_size=64)))
     assert ledger_of(records, 10).suspects == [0, 1, 2, 3]
 
 

@@ -28,7 +28,7 @@ def suspects(
     fail_on_suspect: bool = typer.Option(False, "--fail-on-suspect", help="Exit with code 3 if a worker is suspect."),
     as_json: bool = JSON,
 ) -> None:
-    """Show which workers are suspect: those that score lower than a good worker would.
+    """Show which workers are suspect: those that fail too often, or that harm.
 
     At most 1 % of runs without faults ever name a suspect, if all workers have the same kind of data.
     """

@@ -13,6 +13,7 @@ from zeno.cli.options import FILE, JSON, OUT, new_folder, option, read_toml, set
 from zeno.problem.registry import parse, split
 from zeno.records import toml
 from zeno.records.folder import COMPARE_FILE, RUN_FILE
+from zeno.records.record import Record
 from zeno.training.execution import ONLY_RAY, ExecutionSettings, execution_from, without_execution
 from zeno.training.run import Run, check_values
 
@@ -24,6 +25,10 @@ RULES = constant("studies.compare", "RULES")
 def train(
     file: Path | None = FILE,
     resume: Path | None = option("Resume the run in this folder from its newest checkpoint."),
+    on_suspect: str | None = option(
+        "Shell command to run for each new suspect; it finds ZENO_WORKER, ZENO_REASON, ZENO_STEP and ZENO_RUN.",
+        panel="Monitoring",
+    ),
     out_folder: Path | None = OUT,
     as_json: bool = JSON,
     *,
@@ -47,7 +52,7 @@ def train(
     from zeno.training.settings import from_settings
 
     run = from_settings(without_execution(everything))
-    _execute({describe(run.rule, PARTS): run}, execution, folder, as_json)
+    _execute({describe(run.rule, PARTS): run}, execution, folder, as_json, on_suspect=on_suspect)
 
 
 @with_settings(**DEFAULTS, trim="faulty + 1, or the most that a rule tolerates")
@@ -95,8 +100,10 @@ def _execute(
     folder: Path,
     as_json: bool,
     comparison: Mapping[str, Any] | None = None,  # its settings, if the runs are compared
+    on_suspect: str | None = None,
 ) -> None:
     """Trains each run in turn, then shows and writes the results, also those up to an interrupt."""
+    from zeno.cli.on_suspect import OnSuspect
     from zeno.cli.progress import TrainingProgress, to_continue
     from zeno.cli.results import show_runs
     from zeno.records.files import locked, write_atomically
@@ -122,6 +129,15 @@ def _execute(
 
             stack.enter_context(start_or_join(execution.address))
         progress = stack.enter_context(TrainingProgress(bars, resume=resume))
-        deque(run_jobs(jobs, train_job, on_record=progress.on_record), maxlen=0)
+        caller = OnSuspect(on_suspect) if on_suspect else None
+
+        def on_record(job: Job, record: Record) -> None:
+            progress.on_record(job, record)
+            if caller is not None:
+                caller.on_record(job, record)
+
+        if caller is not None:
+            stack.callback(caller.finish)
+        deque(run_jobs(jobs, train_job, on_record=on_record), maxlen=0)
     begun = show_runs(jobs, folder, as_json)
     progress.finish(kept="the records up to here, and the model, are kept" if begun else "before the first step")

@@ -1,33 +1,20 @@
-"""How far each worker scores below the trusted ones, how far a good worker may, and bets on the difference."""
-
-import math
+"""Bets against workers: evidence that is valid at any time, however long a run is and however often one looks."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-STAKES = np.array([[1 / 16], [1 / 4], [3 / 4]])  # shares of the money, bet side by side: for weak and strong signals
+STAKES = np.array([[0.1], [0.3], [0.9]])  # shares of the money, bet side by side: for weak and strong signals
 MOST_EVIDENCE = 1e100  # a cap, against overflow
-SLACK = 6.0  # standard deviations by which good workers may differ,
-FEW = 8.0  # multiplied by 1 + (FEW / places) ** 2, because few places give a poor estimate
-BY_CHANCE = 2.0  # the slack is at least this many standard errors of a place
-FARTHEST = 0.99  # places are clipped to this distance from the middle
-ENOUGH = 4  # distinct places needed to estimate how workers differ;
-SLACK_OF_FEW = 0.25  # the slack where there are fewer
-MANY = 12  # places needed to look for three groups
-APART = 4.0  # factor by which the third group has to reduce the variance
-SLACK_EACH, SLACK_EVERY = 100, 10  # the slack is updated at each of the first steps, then every few steps
-FADE = 0.995  # decay per step, of places
-LEVEL_FADE = 0.98  # decay per step, of levels
-SETTLED = 25  # steps (in decayed weight) after which workers with fewer than ENOUGH places get SLACK_OF_FEW
 
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
 class Bets:
-    """A bet against each worker. If the expected gain is not positive, the money rarely grows.
+    """A bet against each worker. If no factor is above 1 on average, the money ever reaches N with probability 1 / N.
 
-    It starts as one unit, which waits. At step n, 1 / (n * (n + 1)) of it is invested, and stays invested.
+    It starts as one unit, which waits. At step n, 1 / (n * (n + 1)) of it is invested, and stays invested: so a fault
+    that begins late is found too.
     """
 
     def __init__(self, workers: int) -> None:
@@ -35,101 +22,26 @@ class Bets:
         self._waiting = np.ones(workers)
         self._steps = np.zeros(workers)
         self.money = np.ones(workers)
-        self.most = np.ones(workers)  # the highest value of `money` so far
 
-    def add(self, gains: Values, on: Mask) -> None:
-        """Adds a step: `gains` [m] are the returns of a full stake, at least -1; there are bets only where `on`."""
+    def add(self, factors: Values, on: Mask) -> None:
+        """Adds a step: `factors` [3, m] multiply three parts of what is invested; there are bets only where `on`."""
         new = np.where(on, 1 / ((self._steps + 1) * (self._steps + 2)), 0.0)
-        self._invested = np.minimum((self._invested + new) * np.where(on, 1 + STAKES * gains, 1.0), MOST_EVIDENCE)
-        self._waiting -= new
-        self._steps += on
+        self._invested = np.minimum((self._invested + new) * np.where(on, factors, 1.0), MOST_EVIDENCE)
+        self._waiting = self._waiting - new
+        self._steps = self._steps + on
         self.money = self._invested.mean(axis=0) + self._waiting
-        self.most = np.maximum(self.most, self.money)
 
     def restart(self, worker: int) -> None:
         self._invested[:, worker], self._steps[worker] = 0.0, 0.0
-        self._waiting[worker], self.money[worker], self.most[worker] = 1.0, 1.0, 1.0
+        self._waiting[worker], self.money[worker] = 1.0, 1.0
 
 
-class Places:
-    """The place of each worker among the others over the steps, from -1 (last) to 1 (first)."""
-
-    def __init__(self, workers: int) -> None:
-        self.level = np.zeros(workers)  # how far below the trusted workers each was lately
-        self._levels, self._level_weights = np.zeros((2, workers))  # decayed sums
-        self._places, self._weights, self._squares = np.zeros((3, workers))  # decayed sums; squares: of weights
-        self._scatter, self._scattered = 0.0, 0.0  # decayed sums: squared deviations from the mean place, and counts
-        self._kept = workers  # at the last step that kept a worker
-        self._steps, self._slack = 0, 1.0
-
-    def add(self, scores: Values, asked: Mask, place: Values, kept: int, suspect: Mask) -> tuple[Values, Values, float]:
-        """How far each worker that was asked is below the trusted, how far below those that replied, and the slack.
-
-        Who is trusted and the slack depend on earlier steps only: this step's places are added last.
-        """
-        mean = self._places / np.maximum(self._weights, 1e-300)
-        if self._steps < SLACK_EACH or self._steps % SLACK_EVERY == 0:
-            self._slack = self._new_slack(mean, suspect)
-        self._steps += 1
-        order = np.flatnonzero(asked)[np.argsort(-mean[asked], kind="stable")]
-        replied = order[np.isfinite(scores[order])]
-        below = _below(scores, order, self._kept)
-        below_replies = _below(scores, replied, self._kept) if len(replied) else np.ones_like(below)
-        known = asked & (self._weights > 1)
-        self._scatter = FADE * self._scatter + float(np.square(place - mean)[known].sum())
-        self._scattered = FADE * self._scattered + float(known.sum())
-        self._places = np.where(asked, FADE * self._places + place, self._places)
-        self._weights = np.where(asked, FADE * self._weights + 1, self._weights)
-        self._squares = np.where(asked, FADE**2 * self._squares + 1, self._squares)
-        self._levels = np.where(asked, LEVEL_FADE * self._levels + below, self._levels)
-        self._level_weights = np.where(asked, LEVEL_FADE * self._level_weights + 1, self._level_weights)
-        self.level = self._levels / np.maximum(self._level_weights, 1e-300)
-        self._kept = kept or self._kept
-        return below, below_replies, self._slack
-
-    def _new_slack(self, mean: Values, suspect: Mask) -> float:
-        """How far good workers may be below others: by how much places differ within a group, beyond chance."""
-        seen = (self._weights > 2) & ~suspect
-        means = np.clip(mean[seen], -FARTHEST, FARTHEST)
-        places = np.unique(means)  # workers that send the same candidates count once
-        if len(places) < ENOUGH:
-            return SLACK_OF_FEW if self._weights.max() > SETTLED else 1.0
-        errors = self._scatter / self._scattered * self._squares[seen] / self._weights[seen] ** 2
-        # Places crowd at both ends, so the spread is measured on the scale of arctanh, where they do not.
-        chance = float(np.median(errors / (1 - means**2) ** 2))
-        spread = math.sqrt(max(0.0, _variance_within_groups(np.arctanh(places)) - chance))
-        slack = math.tanh(SLACK * (1 + (FEW / len(places)) ** 2) * spread)
-        return max(slack, min(1.0, BY_CHANCE * math.sqrt(float(np.median(errors)))))
+def on_a_mean(gains: Values) -> Values:
+    """[3, m] the factors of bets that the mean of the gains [m] is above 0; a gain is at least -1."""
+    return 1 + STAKES * gains
 
 
-def num_above_and_below(scores: Values, among: Values) -> tuple[Values, Values]:
-    """[m] for each score, how many values of `among` are higher, and how many are lower."""
-    ordered = np.sort(among)
-    above = len(ordered) - np.searchsorted(ordered, scores, side="right")
-    return above.astype(float), np.searchsorted(ordered, scores, side="left").astype(float)
-
-
-def _below(scores: Values, order: NDArray[np.intp], num_trusted: int) -> Values:
-    """[m] the share of the trusted workers that score higher than each worker, minus the share that score lower."""
-    trusted = order[:num_trusted]
-    others = np.full(len(scores), len(trusted))
-    others[trusted] -= 1
-    above, below = num_above_and_below(scores, scores[trusted])
-    found: Values = (above - below) / np.maximum(others, 1)
-    if len(trusted) == 1 and len(order) > 1:  # a single trusted worker is compared with the next one
-        one, two = order[:2]
-        found[one] = float(scores[two] > scores[one]) - float(scores[two] < scores[one])
+def on_a_rate(events: Mask, rate: float | Values, others: Values) -> Values:
+    """[3, m] the factors of bets that events [m] do not have this rate, but one of the `others` [3, 1] or [3, m]."""
+    found: Values = np.where(events, others / rate, (1 - others) / (1 - rate))
     return found
-
-
-def _variance_within_groups(places: Values) -> float:
-    """The variance of sorted places within two groups, split at the widest gap; or within three if much smaller."""
-    widest = np.argsort(np.diff(places))[::-1] + 1
-
-    def with_splits(num: int) -> float:
-        groups = np.split(places, np.sort(widest[:num]))
-        return sum(float(np.square(group - group.mean()).sum()) for group in groups) / (len(places) - len(groups))
-
-    two = with_splits(1)
-    three = with_splits(2) if len(places) >= MANY else two
-    return three if three < two / APART else two

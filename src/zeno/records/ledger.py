@@ -1,34 +1,41 @@
 """Which workers are suspect, from the records of a run.
 
-Being dropped is not evidence: some worker is dropped at every step. Instead, each worker is compared with the trusted
-workers at every step: as many as the rule kept at the step before, those that ranked highest until then. `below` is
-the share of them that scored higher than the worker, minus the share that scored lower. For a good worker among good
-ones its mean is 0 for any distribution of scores, because earlier steps do not tell who scores higher next.
+Being dropped is not evidence: some worker is dropped at every step. The ledger bets one unit against each worker, in
+two halves, on what a healthy worker does only by chance. If a worker is healthy, the value of the bets ever reaches N
+with a probability of at most 1 / N, however long the run is. N = workers / ERROR_RATE makes a worker suspect, so a run
+without faults ever has a suspect with a probability of at most ERROR_RATE.
 
-Evidence: the value of a one-unit bet that `below` is above 0 for this worker. For a good worker the value ever reaches
-N with a probability of at most 1 / N, however long the run is. N = workers / ERROR_RATE makes a worker suspect, so a
-run without faults ever has a suspect with a probability of at most ERROR_RATE. Part of the unit is bet later, so that a
-fault that begins late is found too. A suspect is mended once a bet that it still is as bad has lost in the same way.
+1. **Failing.** A healthy worker fails at a rate of at most `failure_rate`: it dies, is late, raises, or sends something
+   that is malformed, not finite, or many times as long as the server's own gradient. The other workers do not matter.
+2. **Harmful.** If the rule has samples of the server's own, the record has the cosine between each candidate and the
+   gradient on these samples. On average it is at least 0 for a worker that helps, and below 0 for one that harms. Only
+   a worker with very different data may help as a part of a mixture although its own cosine is below 0. So the mean
+   cosine of every worker that the rule uses is allowed to all. Without samples, a worker is compared with those that
+   the rule trusts; see `comparison`.
 
-Good workers may have different data. Therefore `below` has to exceed a slack: several times the long-run spread of
-the workers beyond chance, measured within the groups that wide gaps between them leave. Faulty workers far from the
-good ones leave the slack small; workers that all differ make it large. Suspects do not count for it, and a worker gets
-none at steps where it failed.
-
-Limits: the ledger knows only what the rule sees. If faulty workers score higher than good ones, the good are suspect.
+A suspect is mended by evidence of health: a bet that it fails at most half as often, or that its cosine is above 0, has
+won in the same way. That training has converged, so that nothing can be told, mends nobody.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from zeno.records.betting import Bets, Places, Values, num_above_and_below
+from zeno.records.betting import STAKES, Bets, Mask, Values, on_a_mean, on_a_rate
+from zeno.records.comparison import Cosines, Places
 from zeno.records.record import Record
-from zeno.records.tally import Tally
+from zeno.records.tally import TOO_LARGE, Tally
 
 ERROR_RATE = 0.01
+FAILURE_RATE = 0.001  # of the steps of a healthy worker
+FAILING = np.array([[0.02], [0.1], [0.5]])  # rates of failing workers, bet on side by side
+MENDED = np.array([[0.0], [0.5], [0.9]])  # of half the rate at which a suspect failed: the same of one that is mended
+TOO_LONG = 30.0  # times the length of the server's own gradient
+FAILS, HARMS, WORSE = "failing", "harmful", "worse than others"  # reasons of a verdict, with `TOO_LARGE`
+USED = 0.5  # of an equal weight: what is below may shorten a mixture, and be wrong
+ENOUGH, HARDLY = 5, 0.1  # updates that a worker should be in by its share, and the part of them that is hardly any
 REST, TRIAL = 100, 50  # steps in quarantine, doubled each time, and steps of the trial after it
 MOST_NAMED = 20  # workers in a sentence
 
@@ -39,14 +46,17 @@ class Row:
 
     worker: int
     verdict: str  # "suspect", "mended" (no longer suspect), or "" (too little evidence)
+    reason: str  # of the verdict: "failing", "too large", "harmful", "worse than others"; or ""
     since: int | None  # the step of the verdict
     evidence: float  # the highest so far: 1 says nothing, `Ledger.threshold` makes a suspect
     steps: int  # at which it was asked
     dropped: float | None  # share of the steps at which it was asked and some worker was kept; None without such steps
     recently: float | None  # the same over the last `RECENT` steps of the run
+    left_out: bool  # the rule hardly uses it lately, and uses others
     rank: float | None  # mean rank among those asked, 1 is best; None where the rule does not rank
+    cosine: float | None  # mean cosine with the server's own gradient; None where it is not known
     streak: int  # the most consecutive steps at which it was dropped
-    errors: dict[str, int]  # steps without a usable reply, by kind
+    errors: dict[str, int]  # steps without a usable reply, by kind; and steps with one that was too long
     late: int  # replies that arrived after their step was over
     quarantined: int  # steps at which it was not asked
     faulty: float | None  # share of the steps with an injected fault; None when unknown
@@ -55,64 +65,111 @@ class Row:
 class Ledger:
     """What the records of a run say about each worker. Verdicts are valid at any time."""
 
-    def __init__(self, workers: int, error_rate: float = ERROR_RATE) -> None:
+    def __init__(self, workers: int, error_rate: float = ERROR_RATE, failure_rate: float = FAILURE_RATE) -> None:
         self.workers = workers
         self.error_rate = error_rate
+        self.failure_rate = failure_rate
         self.threshold = workers / error_rate
         self.steps = 0
         self._tally = Tally(workers)
         self._places = Places(workers)
-        self._against = Bets(workers)
+        self._cosines = Cosines(workers)
+        self._failing = Bets(workers)
+        self._harmful = Bets(workers)
         self._mended = Bets(workers)
+        self._most = np.ones(workers)  # evidence, the highest so far
+        self._used = np.zeros(workers, dtype=bool)  # whether the rule used it when it was last asked
         self._suspect = np.zeros(workers, dtype=bool)
+        self._reason = [""] * workers
         self._since = np.full(workers, -1)
-        self._line = np.zeros(workers)  # a suspect is mended if its `below` stays under this
+        self._line = np.full(workers, 0.5)  # a suspect is mended if its failures, or its `below`, stay under this
         self._rest = np.zeros(workers, dtype=int)  # steps of its current rest in quarantine
         self._back = np.zeros(workers, dtype=int)  # the step at which its next trial begins
 
-    def add(self, record: Record) -> None:
-        """Adds the next step."""
-        scores = _scores(record, self.workers)
-        asked = ~np.isnan(scores)
-        num_asked = int(asked.sum())
-        above, beneath = num_above_and_below(scores, scores[asked])
+    def add(self, record: Record) -> list[int]:
+        """Adds the next step; returns the workers that became suspect with it."""
         self.steps += 1
-        self._tally.add(record, asked, 1 + above + (num_asked - 1 - above - beneath) / 2)
-        if num_asked < 2:
-            return
-        place = (beneath - above) / (num_asked - 1)
-        below, below_replies, slack = self._places.add(scores, asked, place, sum(record.kept or ()), self._suspect)
-        allowed = np.full(self.workers, slack)
-        allowed[list(record.errors)] = 0.0  # unusual data make no worker fail
-        self._against.add((below - allowed) / (1 + slack), asked)
-        if self._suspect.any():
-            # Failures of others mend nobody.
-            self._mended.add((self._line - below_replies) / (1 - self._line), asked & self._suspect)
-        half_as_bad = np.clip((slack + self._places.level) / 2, 0.0, 0.9)
-        self._line = np.where(self._suspect, np.maximum(self._line, half_as_bad), 0.0)
-        for worker in np.flatnonzero(~self._suspect & (self._against.money >= self.threshold)).tolist():
-            self._suspect[worker], self._since[worker] = True, record.step
-            self._line[worker] = half_as_bad[worker]
+        asked, failed, too_long = np.ones(self.workers, dtype=bool), *np.zeros((2, self.workers), dtype=bool)
+        asked[record.quarantined] = False
+        failed[list(record.errors)] = True
+        if record.lengths is not None:
+            too_long = (_values(record.lengths) > TOO_LONG) & asked & ~failed & ~self._used  # False for NaN
+        events = failed | too_long
+        self._failing.add(on_a_rate(events, self.failure_rate, FAILING), asked)
+        mended, on = np.ones((len(STAKES), self.workers)), np.zeros(self.workers, dtype=bool)  # factors and bets
+        for who, factors, known in (
+            (self._is(FAILS, TOO_LARGE), on_a_rate(events, self._line, MENDED * self._line), asked),
+            *self._compare(record, asked & ~failed),
+        ):
+            mended, on = np.where(who, factors, mended), on | (who & known)
+        self._mended.add(mended, on)
+        self._tally.add(record, asked, too_long)
+        if record.kept is not None:
+            weights = np.array(record.kept if record.weights is None else record.weights, dtype=float)
+            self._used = np.where(asked, weights * asked.sum() >= USED, self._used)
+        return self._judge(record.step)
+
+    def _compare(self, record: Record, there: Mask) -> Iterator[tuple[Mask, Values, Mask]]:
+        """Bets on harm; yields who may be mended by the same measure, the factors for that, and who has it."""
+        if record.cosines is not None:
+            cosines = _values(record.cosines)
+            known = there & ~np.isnan(cosines)
+            cosines = np.where(known, cosines, 0.0)
+            slack = self._cosines.add(cosines, known, self._used & ~self._suspect)
+            self._harmful.add(on_a_mean((-cosines - slack) / (1 + slack)), known)
+            yield self._is(HARMS), on_a_mean(cosines), known
+        elif record.kept is not None and there.sum() > 1:
+            below, slack = self._places.add(_scores(record, there), sum(record.kept), self._suspect)
+            self._harmful.add(on_a_mean((below - slack) / (1 + slack)), there)
+            who, half_as_bad = self._is(WORSE), np.clip((slack + self._places.level) / 2, 0.0, 0.9)
+            yield who, on_a_mean((self._line - below) / (1 - np.minimum(self._line, 0.9))), there
+            self._line = np.where(who, np.maximum(self._line, half_as_bad), self._line)
+
+    def _judge(self, step: int) -> list[int]:
+        """Who is suspect or mended now, and until when suspects rest."""
+        evidence = (self._failing.money + self._harmful.money) / 2
+        self._most = np.maximum(self._most, evidence)
+        named: list[int] = np.flatnonzero(~self._suspect & (evidence >= self.threshold)).tolist()
+        for worker in named:
+            self._suspect[worker], self._since[worker] = True, step
+            self._reason[worker], self._line[worker] = self._why(worker)
             self._mended.restart(worker)
-            self._rest[worker], self._back[worker] = REST, record.step + 1 + REST
+            self._rest[worker], self._back[worker] = REST, step + 1 + REST
         for worker in np.flatnonzero(self._suspect & (self._mended.money >= self.threshold)).tolist():
-            self._suspect[worker], self._since[worker] = False, record.step
-            self._against.restart(worker)
-        trial_is_over = record.step + 1 >= self._back + TRIAL
+            self._suspect[worker], self._since[worker], self._most[worker] = False, step, 1.0
+            self._failing.restart(worker)
+            self._harmful.restart(worker)
+        trial_is_over = step + 1 >= self._back + TRIAL
         failed = self._suspect & trial_is_over & (self._mended.money <= 1)
         self._rest[failed] *= 2
-        self._back[failed] = record.step + 1 + self._rest[failed]
+        self._back[failed] = step + 1 + self._rest[failed]
+        return named
+
+    def _why(self, worker: int) -> tuple[str, float]:
+        """The reason of a new verdict, and the line below which the worker would be mended."""
+        if self._failing.money[worker] < self._harmful.money[worker]:
+            compared = self._places.steps > 0
+            return (WORSE, float(np.clip(self._places.level[worker] / 2, 0.01, 0.9))) if compared else (HARMS, 0.5)
+        failures, long = self._tally.failures(worker)
+        rate = (failures + long) / max(1, self.steps - int(self._tally.quarantined[worker]))
+        return TOO_LARGE if long > failures else FAILS, max(rate / 2, 10 * self.failure_rate)
+
+    def _is(self, *reasons: str) -> Mask:
+        found: Mask = self._suspect & np.array([reason in reasons for reason in self._reason])
+        return found
 
     def __str__(self) -> str:
-        """The suspects in a sentence or two."""
-        who = [str(worker) for worker in self.suspects]
-        if not who:
-            return "No worker is suspect." if self.steps else "There is no step yet."
-        shown = who if len(who) <= MOST_NAMED else [*who[: MOST_NAMED - 1], f"{len(who) - MOST_NAMED + 1} more"]
-        listed = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
-        text = f"{len(who)} of {self.workers} workers {'is' if len(who) == 1 else 'are'} suspect: {listed}."
+        """The suspects in a sentence or two, and who is left out without a verdict."""
+        who, left_out = self.suspects, [row.worker for row in self.rows if row.left_out and row.verdict != "suspect"]
+        if not self.steps:
+            return "There is no step yet."
+        text = "No worker is suspect."
+        if who:
+            text = f"{len(who)} of {self.workers} workers {'is' if len(who) == 1 else 'are'} suspect: {_listed(who)}."
         if 2 * len(who) > self.workers:
             text += " That is the majority: either they are faulty, or the others are and the rule trusts them."
+        if left_out:
+            text += f" Left out of nearly all updates lately, without proof of a fault: {_listed(left_out)}."
         return text
 
     @property
@@ -123,17 +180,23 @@ class Ledger:
     def rows(self) -> list[Row]:
         """One per worker, in order."""
         tally = self._tally
-        recently_counted, recently_dropped = tally.recent()
+        recently_counted, recently_dropped, recently_expected = tally.recent()
         return [
             Row(
                 worker=i,
                 verdict="suspect" if self._suspect[i] else "mended" if self._since[i] >= 0 else "",
+                reason=self._reason[i],
                 since=int(self._since[i]) if self._since[i] >= 0 else None,
-                evidence=float(self._against.most[i]),
+                evidence=float(self._most[i]),
                 steps=self.steps - int(tally.quarantined[i]),
                 dropped=_ratio(tally.dropped[i], tally.counted[i]),
                 recently=_ratio(recently_dropped[i], recently_counted[i]),
+                left_out=bool(
+                    recently_expected[i] >= ENOUGH
+                    and recently_counted[i] - recently_dropped[i] <= HARDLY * recently_expected[i]
+                ),
                 rank=_ratio(tally.ranks[i], tally.ranked[i]),
+                cosine=_ratio(tally.cosines[i], tally.compared[i]),
                 streak=int(tally.longest[i]),
                 errors=dict(tally.errors[i]),
                 late=tally.late[i],
@@ -152,25 +215,33 @@ class Ledger:
         return sorted(sorted(found, key=lambda worker: self._since[worker])[:most])
 
 
-def ledger_of(records: Iterable[Record], workers: int) -> Ledger:
+def ledger_of(records: Iterable[Record], workers: int, failure_rate: float = FAILURE_RATE) -> Ledger:
     """The ledger of a run, from its records in order."""
-    ledger = Ledger(workers)
+    ledger = Ledger(workers, failure_rate=failure_rate)
     for record in records:
         ledger.add(record)
     return ledger
 
 
-def _scores(record: Record, workers: int) -> Values:
-    """[m] higher is better; minus infinity for unusable replies, NaN for workers that were not asked."""
+def _scores(record: Record, there: Mask) -> Values:
+    """[m] higher is better; NaN for workers that are not there."""
     if record.scores is not None:
         scores = np.array([-math.inf if score is None else score for score in record.scores])
-    elif record.kept is not None:
-        scores = np.array(record.kept, dtype=float)
     else:
-        scores = np.zeros(workers)
-    scores[list(record.errors)] = -math.inf
-    scores[record.quarantined] = math.nan
-    return scores
+        scores = np.array(record.kept, dtype=float)
+    return np.where(there, scores, math.nan)
+
+
+def _values(numbers: list[float | None]) -> Values:
+    return np.array([math.nan if number is None else number for number in numbers])
+
+
+def _listed(workers: list[int]) -> str:
+    """At most `MOST_NAMED` of them."""
+    rest = len(workers) - MOST_NAMED + 1
+    shown = [str(worker) for worker in workers]
+    shown = shown if rest <= 1 else [*shown[: MOST_NAMED - 1], f"{rest} more"]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _ratio(part: float, whole: int) -> float | None:

@@ -19,6 +19,8 @@ class Record:
     scores: list[float | None] | None  # per worker, None for unusable candidates; None when the rule does not rank
     weights: list[float] | None = None  # per worker: its share in the update; None when the step was skipped
     own: float = 0.0  # the share of the server's own gradient
+    cosines: list[float | None] | None = None  # per worker: between its candidate and the server's own gradient
+    lengths: list[float | None] | None = None  # per worker: of its candidate, relative to the server's own gradient
     quarantined: list[int] = field(default_factory=list)  # workers that were not asked
     errors: dict[int, ReplyError] = field(default_factory=dict)  # worker -> what was wrong with its reply
     late: list[int] = field(default_factory=list)  # workers whose reply to an earlier step arrived now; discarded

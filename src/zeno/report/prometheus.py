@@ -75,6 +75,8 @@ class Metrics(AbstractContextManager["Metrics"]):
         yield _family("zeno_quarantined_steps_total", "Steps in quarantine.", [row.quarantined for row in rows])
         yield _family("zeno_errors_total", "Steps without a usable reply, by kind.", errors, "worker", "kind")
         yield _family("zeno_suspect", "1: suspect now. 0: not.", [row.verdict == "suspect" for row in rows])
+        left_out = "1: left out of nearly all updates lately. 0: not."
+        yield _family("zeno_left_out", left_out, [row.left_out for row in rows])
         yield _family("zeno_evidence", "Evidence against a worker, as an e-value.", [row.evidence for row in rows])
         yield _family("zeno_evidence_threshold", "Evidence that makes a suspect.", self._ledger.threshold)
         if last is not None:

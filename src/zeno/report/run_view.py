@@ -9,7 +9,7 @@ from pathlib import Path
 from zeno.records import toml
 from zeno.records.files import read_file
 from zeno.records.folder import COMPARE_FILE, RECORDS_FILE, RUN_FILE, Reader, lines_in
-from zeno.records.ledger import Ledger
+from zeno.records.ledger import FAILURE_RATE, Ledger
 from zeno.records.record import Record
 
 MOST_UNSEEN = 1_000  # workers that are shown because the settings say so; more have to be in the records
@@ -26,6 +26,7 @@ class RunView:
     planned: int | None = None  # steps, if the settings say
     notes: list[str] = field(default_factory=list)  # problems with the folder, for the reader
     said: int | None = None  # workers, if the settings say
+    failure_rate: float = FAILURE_RATE  # of a healthy worker
     _ledger: Ledger | None = field(default=None, init=False, repr=False, compare=False)
     _reader: Reader = field(default_factory=Reader, init=False, repr=False, compare=False)
     _damaged: bool = field(default=False, init=False, repr=False, compare=False)
@@ -34,7 +35,7 @@ class RunView:
     def ledger(self) -> Ledger:
         """Computed once; records that are new since the last call are added."""
         if self._ledger is None or self._ledger.workers != self.workers:
-            self._ledger = Ledger(self.workers)
+            self._ledger = Ledger(self.workers, failure_rate=self.failure_rate)
         for record in self.records[self._ledger.steps :]:
             self._ledger.add(record)
         return self._ledger
@@ -63,10 +64,12 @@ class RunView:
 
 def open_run(folder: Path, name: str | None = None) -> RunView:
     """The view of a run folder before its first record."""
-    settings, notes, numbers = {}, [], {}
+    settings, notes, numbers, rate = {}, [], {}, FAILURE_RATE
     try:
         found = toml.loads(read_file(folder / RUN_FILE).decode())
         numbers = {key: found[key] for key in ("workers", "steps") if type(found.get(key)) is int and found[key] > 0}
+        if type(found.get("failure_rate")) is float and 0 < found["failure_rate"] < 1:
+            rate = found["failure_rate"]
         settings = {
             key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in found.items()
         }
@@ -76,7 +79,7 @@ def open_run(folder: Path, name: str | None = None) -> RunView:
         notes = [f"{RUN_FILE} is damaged: the settings are not known."]
     said = numbers.get("workers")
     workers = 0 if said is None or said > MOST_UNSEEN else said
-    return RunView(name or folder.resolve().name, settings, [], workers, numbers.get("steps"), notes, said)
+    return RunView(name or folder.resolve().name, settings, [], workers, numbers.get("steps"), notes, said, rate)
 
 
 def read_run(folder: Path, name: str | None = None) -> RunView:
@@ -105,9 +108,8 @@ def _width(record: Record) -> int:
 def _fits(record: Record, workers: int) -> bool:
     """Whether a record has the sizes that a run with so many workers writes."""
     named = {*record.errors, *record.quarantined, *record.late, *(record.faulty or ())}
-    return all(len(row) == workers for row in (record.kept, record.scores, record.weights) if row is not None) and all(
-        0 <= worker < workers for worker in named
-    )
+    rows = (record.kept, record.scores, record.weights, record.cosines, record.lengths)
+    return all(len(row) == workers for row in rows if row is not None) and all(0 <= i < workers for i in named)
 
 
 def runs_in(folders: Sequence[Path]) -> dict[str, Path]:

@@ -10,7 +10,14 @@ from zeno.records.ledger import Ledger, Row
 from zeno.records.record import summarize
 from zeno.report.run_view import RunView
 
-OPTIONAL = ("errors", "late", "quarantined", "made faulty")  # columns shown only if they say something
+OPTIONAL = (
+    "reason",
+    "mean cosine",
+    "errors",
+    "late",
+    "quarantined",
+    "made faulty",
+)  # columns shown only if they say something
 
 
 def run_table(runs: Sequence[RunView]) -> Table:
@@ -39,16 +46,17 @@ def run_table(runs: Sequence[RunView]) -> Table:
 def ledger_table(ledger: Ledger) -> Table:
     """One line per worker: the suspects first, then the others, by the evidence against them.
 
-    It fits 80 characters: what is rarely there shares the last column, which folds.
+    It fits 80 characters: what is rarely there shares the last column, which folds, and what matters least is left out.
     """
     rows = by_evidence(ledger)
     columns = ledger_columns(rows)
+    del columns["longest streak"], columns["mean rank" if "mean cosine" in columns else "recently"]
     rare = {name: columns.pop(name) for name in ("errors", "late", "quarantined") if name in columns}
     if rare:
         columns["notes"] = [_notes(row) for row in rows]
     result = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     for heading in columns:
-        left = heading in ("verdict", "notes")
+        left = heading in ("verdict", "reason", "notes")
         shown = heading.replace(" ", "\n")
         result.add_column(shown, justify="left" if left else "right", no_wrap=heading != "notes", overflow="fold")
     for row, cells in zip(rows, zip(*columns.values(), strict=True), strict=True):
@@ -80,11 +88,13 @@ def ledger_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
     columns = {
         "worker": [str(row.worker) for row in rows],
         "verdict": [row.verdict or "-" for row in rows],
+        "reason": [row.reason or "-" for row in rows],
         "since step": [text_of(row.since, "d") for row in rows],
         "evidence": [_odds(row.evidence) for row in rows],
         "dropped": [text_of(row.dropped, ".0%") for row in rows],
         "recently": [text_of(row.recently, ".0%") for row in rows],
         "mean rank": [text_of(row.rank, ".1f") for row in rows],
+        "mean cosine": [text_of(row.cosine, ".2f") for row in rows],
         "longest streak": [str(row.streak) for row in rows],
         "errors": [", ".join(f"{number} {kind}" for kind, number in row.errors.items()) or "-" for row in rows],
         "late": [str(row.late) for row in rows],

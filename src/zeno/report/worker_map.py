@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from zeno.records.betting import num_above_and_below
+from zeno.records.comparison import num_above_and_below
 from zeno.records.record import Record
 
 MOST_COLUMNS = 1000  # an even number

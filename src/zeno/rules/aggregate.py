@@ -6,6 +6,7 @@ Shapes: m workers, d parameters, p parts of the samples.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 
@@ -42,11 +43,22 @@ class Aggregate(NamedTuple):
     state: object = None  # what the rule wants back at the next step; from a checkpoint, its tensors are on the CPU
     own: float = 0.0  # the share of the server's own gradient in the update
     note: str | None = None  # what the rule could not do as documented at this step; it goes on the record
+    likeness: Tensor | None = None  # [2, m] candidates beside the server's own gradient, if known; see `likeness_of`
 
     @property
     def kept(self) -> Tensor:
         """[m] bool: the candidates that the update was made from."""
         return self.weights != 0
+
+
+def likeness_of(products: Tensor, squares: Tensor, square: Tensor) -> Tensor:
+    """[2, m] the cosines of candidates with the server's own gradient, and their lengths relative to its length.
+
+    From their products with it [m], their squared lengths [m] and its own; NaN where a length is 0 or not finite.
+    """
+    lengths, length = squares.double().sqrt(), square.double().sqrt()
+    cosines = torch.where(squares > 0, products.double() / (lengths * length), torch.nan).clamp(-1, 1)
+    return torch.stack([cosines, torch.where(squares > 0, lengths / length, torch.nan)])
 
 
 def checked(found: object, rule: object, m: int, d: int) -> Aggregate:

@@ -34,7 +34,7 @@ from zeno.rules.linalg.passes import LARGEST, weighted_sum, working_dtype
 from zeno.rules.linalg.simplex import nearest_mixture
 from zeno.rules.linalg.sketch import sketch
 from zeno.rules.parameters import AT_LEAST_1, NON_NEGATIVE, Requirement
-from zeno.rules.rule import Aggregate, Oracle, PositiveCount, Rows, Rule
+from zeno.rules.rule import Aggregate, Oracle, PositiveCount, Rows, Rule, likeness_of
 
 LEAST = 0.02  # of an equal weight: what is below belongs to large errors, and risks more than it adds
 SHORT = 1e-3  # of the length of the server's own gradient
@@ -88,7 +88,8 @@ class ZenoAuto(Rule):
             weights = self._first_harmless([weights, _spread(found, choice), alone], update, oracle)
             best = update(weights)
         scores = torch.where(usable, -(sketches - g).square().sum(dim=1), -torch.inf)
-        return Aggregate(best, factors * weights[:-1], scores, vars(memory), float(weights[-1]))
+        likeness = likeness_of(sketches @ both, sketches.square().sum(dim=1), both.square().sum())
+        return Aggregate(best, factors * weights[:-1], scores, vars(memory), float(weights[-1]), likeness=likeness)
 
     def _first_harmless(self, tries: list[Tensor], update: Callable[[Tensor], Tensor], oracle: Oracle) -> Tensor:
         """The first weights whose update does not raise the loss on fresh samples, within a standard error; else 0."""

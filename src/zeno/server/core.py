@@ -29,8 +29,8 @@ from zeno.problem.oracle import OWN_STATISTICS_FROM, LossOracle
 from zeno.problem.problem import Problem
 from zeno.problem.threads import one_thread
 from zeno.records.record import Record, finite
-from zeno.rules.aggregate import checked
-from zeno.rules.linalg.passes import largest_number
+from zeno.rules.aggregate import checked, likeness_of
+from zeno.rules.linalg.passes import dots, largest_number, squared_norms
 from zeno.rules.rule import Aggregate, Rule, TooFewUsable
 from zeno.rules.streaming import Arrivals
 from zeno.rules.zeno import Zeno
@@ -144,7 +144,18 @@ class Step:
                 self.aggregate, self.failure = None, failure
         if self._best is None:
             self.errors |= self._oracle.take_errors(self._rows)
+            if self.aggregate is not None and self.aggregate.likeness is None and self.core.rule.samples:
+                self.aggregate = self.aggregate._replace(likeness=self._likeness())
         return self.aggregate
+
+    def _likeness(self) -> Tensor | None:
+        """[2, m] the candidates beside the server's own gradient, for verdicts; None if the loss has no gradient."""
+        try:
+            own = self._oracle.gradient()
+        except RuntimeError:  # of autograd: the scores of Zeno need no gradient, and the rule has done its work
+            return None
+        with self.clock("scores"):
+            return likeness_of(dots(self._rows, own), squared_norms(self._rows), squared_norms(own[None])[0])
 
     def _candidates(self) -> Tensor:
         """[m, d], a row of NaN for each worker without a usable reply."""
@@ -167,10 +178,12 @@ class Step:
             found = {
                 "kept": self.aggregate.kept.tolist(),
                 "scores": None if scores is None else finite(scores.tolist()),
-                "weights": [float(f"{weight:.4g}") for weight in self.aggregate.weights.tolist()],
-                "own": float(f"{self.aggregate.own:.4g}"),
+                "weights": _rounded(self.aggregate.weights.tolist()),
+                "own": _rounded([self.aggregate.own])[0],
                 "note": self.aggregate.note,
             }
+            if self.aggregate.likeness is not None:
+                found["cosines"], found["lengths"] = map(_rounded, self.aggregate.likeness.tolist())
         return Record(
             step=self.number,
             lr=self.lr,
@@ -182,6 +195,11 @@ class Step:
             **found,
             **more,
         )
+
+
+def _rounded(numbers: Iterable[float]) -> list[float | None]:
+    """To four digits, which records have room for; None where not finite."""
+    return finite(float(f"{number:.4g}") for number in numbers)
 
 
 class Clock:

@@ -61,7 +61,7 @@ def train(
             if state.get("cluster") is not None:
                 cluster.load_state(state["cluster"])
         journal = stack.enter_context(Journal(folder, run.to_toml() + execution.to_toml(), earlier))
-        ledger = Ledger(run.workers)
+        ledger = Ledger(run.workers, failure_rate=run.failure_rate)
         watchers = _watchers(run, execution, folder, ledger, len(journal.records), stack)
         for record in journal.records:
             for watcher in watchers:
@@ -108,10 +108,10 @@ def train(
 
 def _watchers(
     run: Run, execution: ExecutionSettings, folder: Path | None, ledger: Ledger, first_step: int, stack: ExitStack
-) -> list[Callable[[Record], None]]:
+) -> list[Callable[[Record], object]]:
     """What receives every record besides the folder; closed with the stack. The ledger is first, if it is needed."""
     watched = run.quarantine or execution.tensorboard or execution.metrics_port is not None
-    found: list[Callable[[Record], None]] = [ledger.add] if watched else []
+    found: list[Callable[[Record], object]] = [ledger.add] if watched else []
     if execution.tensorboard:
         if folder is None:
             raise ValueError("TensorBoard needs a run folder. Found none. Pass a folder, or leave out tensorboard.")

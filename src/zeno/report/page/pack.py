@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zeno.records.betting import num_above_and_below
+from zeno.records.comparison import num_above_and_below
 from zeno.records.record import Record, summarize
 from zeno.report.run_view import RunView
 

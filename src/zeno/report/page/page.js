@@ -70,7 +70,7 @@ function mapWords(run) {
 
 function ledgerWords(run) {
   const { error_rate: rate, threshold } = run.ledger;
-  return `Evidence: the value of a one-unit bet that this worker is worse than the trusted ones. For a good worker it ever reaches N with a probability of at most 1 / N. ${odds(threshold)} makes a worker suspect (there the bar is full; its scale is logarithmic). Among runs without faults whose workers have similar data, at most ${figure(100 * rate, 2)} % ever have a suspect.`;
+  return `Evidence: the value of a one-unit bet that this worker fails too often, or harms. For a good worker it ever reaches N with a probability of at most 1 / N. ${odds(threshold)} makes a worker suspect (there the bar is full; its scale is logarithmic). Among runs without faults whose workers have similar data, at most ${figure(100 * rate, 2)} % ever have a suspect.`;
 }
 
 function showLossWords(run) {
@@ -147,7 +147,7 @@ function showWorker() {
 function fillWorker() {
   const { run, picked } = page;
   const row = run.ledger.rows[picked];
-  const verdict = row.verdict === "suspect" ? `Suspect since step ${whole(row.since)}.` : row.verdict === "mended" ? `Was suspect, and has been as good as the others since step ${whole(row.since)}.` : "Not suspect: there is too little evidence.";
+  const verdict = row.verdict === "suspect" ? `Suspect since step ${whole(row.since)}: ${row.reason}.` : row.verdict === "mended" ? `Was suspect (${row.reason}), and has shown since step ${whole(row.since)} that it is healthy.` : row.left_out ? "Left out of nearly all updates lately, without proof of a fault." : "Not suspect: there is too little evidence.";
   const known = row.faulty === null ? "" : row.faulty > 0 ? " It was made faulty in this simulation." : " It was not made faulty in this simulation.";
   byId("worker-words").textContent = `${verdict} Evidence ${odds(row.evidence)}, dropped at ${percent(row.dropped)} of the steps at which it was asked.${known}`;
   byId("worker-legend").replaceChildren(

@@ -70,7 +70,7 @@ function verdictCell(row) {
   const [sign, word] = VERDICTS[row.verdict] ?? ["", row.verdict];
   const text = make("span", { className: row.verdict in VERDICTS && row.verdict ? `${row.verdict}-word` : "" });
   if (sign) text.append(make("span", { "aria-hidden": "true" }, `${sign} `));
-  text.append(word);
+  text.append(row.reason ? `${word}: ${row.reason}` : word);
   return text;
 }
 
@@ -90,6 +90,7 @@ function ledgerTable(options) {
     { title: "Evidence", value: numbers("evidence"), cell: (row) => evidenceCell(row, options.threshold()), isDown: true },
     { title: "Dropped", value: numbers("dropped"), cell: (row) => percent(row.dropped), isDown: true },
     { title: "Recently", value: numbers("recently"), cell: (row) => percent(row.recently), isDown: true },
+    { title: "Mean cosine", value: numbers("cosine"), cell: (row) => (row.cosine === null ? "-" : row.cosine.toFixed(2)) },
     { title: "Mean rank", value: numbers("rank"), cell: (row) => figure(row.rank, 3), isDown: true },
     { title: "Longest streak", value: numbers("streak"), cell: (row) => whole(row.streak), isDown: true },
     { title: "Errors", value: (row) => total(row.errors), cell: (row) => errorsText(row.errors), isText: true, isDown: true },
