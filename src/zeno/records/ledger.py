@@ -15,17 +15,23 @@ the workers beyond chance, measured within the groups that wide gaps between the
 good ones leave the slack small; workers that all differ make it large. Suspects do not count for it, and a worker gets
 none at steps where it failed.
 
+Workers may join. Half of the ERROR_RATE is then for those that were there at the first step, n of them, and half for
+the others: with m workers, 2 * m**2 / (n * ERROR_RATE) makes a suspect. The chances of all good workers, whatever m is
+when their evidence is highest, sum to at most n * 1 / (2 * n) + sum_{m > n} n / (2 * m**2) <= 1 of ERROR_RATE.
+
 Limits: the ledger knows only what the rule sees. If faulty workers score higher than good ones, the good are suspect.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from zeno.records.betting import Bets, Places, Values, num_above_and_below
 from zeno.records.record import Record
+from zeno.records.state import state_of, with_state
 from zeno.records.tally import Tally
 
 ERROR_RATE = 0.01
@@ -38,6 +44,7 @@ class Row:
     """The ledger's view of one worker."""
 
     worker: int
+    name: str  # the number as text, if the worker has no name
     verdict: str  # "suspect", "mended" (no longer suspect), or "" (too little evidence)
     since: int | None  # the step of the verdict
     evidence: float  # the highest so far: 1 says nothing, `Ledger.threshold` makes a suspect
@@ -48,7 +55,7 @@ class Row:
     streak: int  # the most consecutive steps at which it was dropped
     errors: dict[str, int]  # steps without a usable reply, by kind
     late: int  # replies that arrived after their step was over
-    quarantined: int  # steps at which it was not asked
+    quarantined: int  # steps at which it was not asked, also before it joined and after it left
     faulty: float | None  # share of the steps with an injected fault; None when unknown
 
 
@@ -57,8 +64,9 @@ class Ledger:
 
     def __init__(self, workers: int, error_rate: float = ERROR_RATE) -> None:
         self.workers = workers
+        self.names = [str(worker) for worker in range(workers)]
         self.error_rate = error_rate
-        self.threshold = workers / error_rate
+        self._first: int | None = None  # workers at the first step, if workers may join
         self.steps = 0
         self._tally = Tally(workers)
         self._places = Places(workers)
@@ -70,8 +78,41 @@ class Ledger:
         self._rest = np.zeros(workers, dtype=int)  # steps of its current rest in quarantine
         self._back = np.zeros(workers, dtype=int)  # the step at which its next trial begins
 
+    @property
+    def threshold(self) -> float:
+        """The evidence that makes a suspect."""
+        if self._first is None:
+            return self.workers / self.error_rate
+        return 2 * self.workers**2 / (self._first * self.error_rate)
+
+    def join(self, names: Sequence[str]) -> None:
+        """Adds workers; what is known about the others does not change.
+
+        A run whose workers have names starts with `Ledger(0)`.
+        """
+        before, workers = self.workers, self.workers + len(names)
+        larger = Ledger(workers, self.error_rate)
+        if self.steps:
+            with_state(larger, state_of(self))
+        larger.workers, larger.names = workers, [*self.names, *names]
+        larger._first = (self._first or before) if self.steps else workers
+        larger._tally.quarantined[before:] = self.steps
+        vars(self).update(vars(larger))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that it holds, as plain numbers, texts, lists and dicts."""
+        return dict(state_of(self))
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> "Ledger":
+        """A ledger that continues from what `state_dict` returned."""
+        ledger: Ledger = with_state(cls(state["workers"]), state)
+        return ledger
+
     def add(self, record: Record) -> None:
         """Adds the next step."""
+        if record.joined:
+            self.join(record.joined)
         scores = _scores(record, self.workers)
         asked = ~np.isnan(scores)
         num_asked = int(asked.sum())
@@ -105,7 +146,7 @@ class Ledger:
 
     def __str__(self) -> str:
         """The suspects in a sentence or two."""
-        who = [str(worker) for worker in self.suspects]
+        who = self.suspect_names
         if not who:
             return "No worker is suspect." if self.steps else "There is no step yet."
         shown = who if len(who) <= MOST_NAMED else [*who[: MOST_NAMED - 1], f"{len(who) - MOST_NAMED + 1} more"]
@@ -120,6 +161,11 @@ class Ledger:
         return [int(worker) for worker in np.flatnonzero(self._suspect)]
 
     @property
+    def suspect_names(self) -> list[str]:
+        """The names of the suspects; the numbers as text, if workers have no names."""
+        return [self.names[worker] for worker in self.suspects]
+
+    @property
     def rows(self) -> list[Row]:
         """One per worker, in order."""
         tally = self._tally
@@ -127,6 +173,7 @@ class Ledger:
         return [
             Row(
                 worker=i,
+                name=self.names[i],
                 verdict="suspect" if self._suspect[i] else "mended" if self._since[i] >= 0 else "",
                 since=int(self._since[i]) if self._since[i] >= 0 else None,
                 evidence=float(self._against.most[i]),
@@ -135,12 +182,12 @@ class Ledger:
                 recently=_ratio(recently_dropped[i], recently_counted[i]),
                 rank=_ratio(tally.ranks[i], tally.ranked[i]),
                 streak=int(tally.longest[i]),
-                errors=dict(tally.errors[i]),
-                late=tally.late[i],
+                errors=tally.errors(i),
+                late=int(tally.late[i]),
                 quarantined=int(tally.quarantined[i]),
                 faulty=_ratio(tally.faulty[i], self.steps) if tally.knows_faulty else None,
             )
-            for i in range(self.workers)
+            for i in range(len(recently_counted))  # a thread that serves metrics may ask while workers join
         ]
 
     def resting(self, step: int, most: int) -> list[int]:
@@ -153,7 +200,7 @@ class Ledger:
 
 
 def ledger_of(records: Iterable[Record], workers: int) -> Ledger:
-    """The ledger of a run, from its records in order."""
+    """The ledger of a run, from its records in order; `workers` is 0 for a run whose workers have names."""
     ledger = Ledger(workers)
     for record in records:
         ledger.add(record)

@@ -1,13 +1,13 @@
 """Counts per worker over the steps of a run."""
 
-from collections import Counter, deque
-
 import numpy as np
 
 from zeno.records.betting import Mask, Values
 from zeno.records.record import Record
+from zeno.workers.reply import ErrorKind
 
 RECENT = 100  # steps
+KINDS = list(ErrorKind)
 
 
 class Tally:
@@ -18,10 +18,11 @@ class Tally:
             (7, workers), dtype=int
         )
         self.ranks = np.zeros(workers)  # sums
-        self.late: Counter[int] = Counter()
-        self.errors: list[Counter[str]] = [Counter() for _ in range(workers)]
+        self.late = np.zeros(workers, dtype=int)
+        self._errors = np.zeros((len(KINDS), workers), dtype=int)
         self.knows_faulty = False
-        self._recent: deque[tuple[Mask, Mask]] = deque(maxlen=RECENT)
+        self._steps = 0
+        self._recent = np.zeros((RECENT, 2, workers), dtype=bool)  # who counted, and who was dropped; used in turn
 
     def add(self, record: Record, asked: Mask, ranks: Values) -> None:
         counted = asked & any(record.kept or ())  # if no worker is kept, none counts as dropped
@@ -29,7 +30,8 @@ class Tally:
         dropped[record.dropped] = True
         self.counted += counted
         self.dropped += dropped
-        self._recent.append((counted, dropped))
+        self._recent[self._steps % RECENT] = counted, dropped
+        self._steps += 1
         self._streak[counted & ~dropped] = 0
         self._streak += dropped
         self.longest = np.maximum(self.longest, self._streak)
@@ -37,16 +39,18 @@ class Tally:
             self.ranked += asked
             self.ranks[asked] += ranks[asked]
         self.quarantined[record.quarantined] += 1
-        self.late.update(record.late)
+        np.add.at(self.late, record.late, 1)  # a worker may be there twice
         for worker, error in record.errors.items():
-            self.errors[worker][error.kind.value] += 1
+            self._errors[KINDS.index(error.kind), worker] += 1
         if record.faulty is not None:
             self.knows_faulty = True
             self.faulty[record.faulty] += 1
 
+    def errors(self, worker: int) -> dict[str, int]:
+        """Steps without a usable reply, by kind."""
+        return {kind.value: int(n) for kind, n in zip(KINDS, self._errors[:, worker], strict=True) if n}
+
     def recent(self) -> tuple[Values, Values]:
         """[m] each: how often a worker counted and was dropped in the last `RECENT` steps."""
-        nobody = np.zeros(len(self.ranks), dtype=bool)
-        # A copy, because a thread that serves metrics may ask while the next step is added.
-        counted, dropped = np.array(list(self._recent) or [(nobody, nobody)]).sum(axis=0)
+        counted, dropped = self._recent.sum(axis=0)
         return counted, dropped
