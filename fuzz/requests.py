@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from fuzz.folders import made_run
-from zeno.records.ledger import Ledger
 from zeno.report.page.live import opened
 from zeno.report.prometheus import Metrics
 
@@ -73,5 +72,5 @@ def _ports() -> dict[str, int]:
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
     address, _ = stack.enter_context(opened([made_run()]))
-    metrics = stack.enter_context(Metrics(0, Ledger(6)))
+    metrics = stack.enter_context(Metrics(0))
     return {"page": urlsplit(address).port or 0, "metrics": metrics.port}

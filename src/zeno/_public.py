@@ -53,6 +53,8 @@ from zeno.records.ledger import ledger_of as ledger_of
 from zeno.records.record import Record as Record
 from zeno.records.record import Summary as Summary
 from zeno.records.record import summarize as summarize
+from zeno.report.prometheus import Metrics as Metrics
+from zeno.report.tensorboard import TensorBoard as TensorBoard
 from zeno.rules import ARC as ARC
 from zeno.rules import BANT as BANT
 from zeno.rules import CAF as CAF

@@ -13,9 +13,24 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Dialog, Page, Playwright, expect, sync_playwright
 
-from support.made_runs import FAULTY_ONES, HOSTILE, append, big_page, made, run_of, watched, weighted, write
+from support.made_runs import (
+    FAULTY_ONES,
+    HOSTILE,
+    HOSTILE_NAME,
+    JOINED,
+    NAMES,
+    append,
+    big_page,
+    made,
+    named,
+    run_of,
+    watched,
+    weighted,
+    write,
+)
 from zeno.records.record import Record
 from zeno.report.page.html import build
+from zeno.report.run_view import read_run
 from zeno.workers.reply import ErrorKind, ReplyError
 
 ARGUMENTS = [
@@ -229,7 +244,7 @@ def test_hovering_shows_worker_step_score_and_rank(window: Open, report: str) ->
         shown.page.mouse.move(*shown.cell(9, 42))
         assert "Worker 9, step 42: no usable reply (raised ValueError: no)." in shown.text("#readout")
         shown.page.mouse.move(*shown.cell(1, 55))
-        assert "step 55: not asked (quarantined)" in shown.text("#readout")
+        assert "step 55: not asked" in shown.text("#readout")
         shown.page.mouse.move(*shown.cell(0, 30))
         assert "step 30: no update at this step (nobody answered), score" in shown.text("#readout")
         shown.page.mouse.move(*shown.cell(0, 2))
@@ -662,3 +677,31 @@ def test_200_workers_by_10_000_steps_open(window: Open, record_property: Callabl
         assert max(rows[::10]) + 60 < min(row for worker, row in enumerate(rows) if worker % 10)
         shown.page.mouse.move(*shown.cell(10, 7000, rows=201, steps=10_000))
         assert "Worker 10, step " in shown.text("#readout")
+
+
+def test_workers_are_shown_by_their_names(window: Open, tmp_path: Path) -> None:
+    view = read_run(write(tmp_path / "run", named()))
+    with window(build([view])) as shown:
+        assert HOSTILE_NAME in shown.text("#verdict")
+        shown.page.mouse.move(*shown.cell(2, 70))
+        assert shown.text("#readout").startswith(f"Worker {HOSTILE_NAME}, step 70: dropped")
+        shown.page.mouse.move(*shown.cell(10, 12))
+        assert "Worker gpu-10, step 12: not asked." in shown.text("#readout")
+        names = shown.page.locator("#ledger tbody th").all_inner_texts()
+        assert sorted(names) == sorted(NAMES)
+        shown.page.fill("#pick", "gpu-03")
+        shown.page.press("#pick", "Enter")
+        assert shown.text("#worker-title") == "Worker gpu-03"
+        assert shown.page.evaluate(FITS)
+
+
+def test_a_live_page_follows_workers_that_join_and_what_is_logged(window: Open, tmp_path: Path) -> None:
+    records = named()
+    folder = write(tmp_path / "run", records[:20])
+    with watched([folder], every=0.1) as (address, _), window(address) as shown:
+        shown.wait_for_steps("20 of 80")
+        append(folder, [*records[20:JOINED], *records[JOINED:31]])
+        shown.wait_for_steps("31 of 80")
+        assert shown.tile("suspects").endswith("of 12")
+        append(folder, [replace(records[30], accuracy=0.625)])
+        expect(shown.page.locator('[data-tile="test accuracy"] dd')).to_have_text("62.5 %", timeout=10_000)

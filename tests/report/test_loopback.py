@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from support.made_runs import made, watched, write
-from zeno.records.ledger import Ledger
 from zeno.report import loopback
 from zeno.report.prometheus import Metrics
 
@@ -17,7 +16,7 @@ from zeno.report.prometheus import Metrics
 @contextmanager
 def metrics(tmp_path: Path) -> Iterator[int]:
     pytest.importorskip("prometheus_client")
-    with Metrics(0, Ledger(4)) as served:
+    with Metrics(0) as served:
         yield served.port
 
 

@@ -23,10 +23,10 @@ from zeno.report.worker_map import LEGEND
 def write(folder: Path, records: Iterable[Record], ledger: Ledger | None = None, first_step: int = 0) -> None:
     """Writes the events of a run, as `train` does."""
     ledger = ledger or Ledger(4)
-    with TensorBoard(folder, ledger, first_step) as board:
+    with TensorBoard(folder, first_step) as board:
         for record in records:
             ledger.add(record)
-            board(record)
+            board(record, ledger)
 
 
 def events_in(folder: Path) -> Any:
@@ -155,4 +155,4 @@ def test_a_missing_package_is_named_with_what_installs_it(tmp_path: Path, monkey
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(ValueError, match=r"needs tensorboard\. Install it: pip install 'zeno-sgd\[tensorboard\]'"):
-        TensorBoard(tmp_path, Ledger(4))
+        TensorBoard(tmp_path)

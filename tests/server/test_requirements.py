@@ -139,12 +139,13 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
             "[3, 74]. zeno.flatten(model) returns one row.",
         ),
         "workers by number": (
-            lambda: server().step({0: torch.zeros(74)}),  # type: ignore[dict-item]
-            "A Server needs gradients as a list with one entry per worker, in order, or as one tensor. Found dict.",
+            lambda: server().step({0: torch.zeros(74)}),  # type: ignore[arg-type]
+            "The name of a worker is a printable text of 1 to 100 characters, without spaces at its ends. Found 0.",
         ),
         "an array of objects": (
             lambda: server().step(torch.zeros(3, 74).numpy().astype(object)),
-            "A Server needs gradients as a list with one entry per worker, in order, or as one tensor. Found ndarray.",
+            "A Server needs gradients as a list with one entry per worker, in order, by name, or as one tensor. "
+            "Found ndarray.",
         ),
         "SyncBatchNorm": (
             lambda: server(model=synced, optimizer=torch.optim.SGD(synced.parameters(), lr=0.1)),

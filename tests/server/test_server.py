@@ -705,16 +705,39 @@ def test_a_server_continues_where_another_stopped(tmp_path: Path) -> None:
     assert later.ledger.rows == server.ledger.rows
 
 
-def test_without_a_folder_the_state_of_the_rule_is_loaded_and_the_ledger_starts_anew() -> None:
+def test_without_a_folder_the_rule_and_the_ledger_continue_from_the_state(tmp_path: Path) -> None:
     model, server = make(zeno.ZenoAuto(samples=32))
-    for step in range(3):
-        server.step(sent_by(model, 6, 3, step))
-    server.load_state_dict(server.state_dict())
     with pytest.raises(ValueError, match=r"has a ledger from its first step on\. Found none yet"):
         _ = server.ledger
-    server.step(sent_by(model, 6, 3, 3))
-    assert server.steps == 4
-    assert server.ledger.steps == 1
+    for step in range(120):
+        server.step([*sent_by(model, 5, 0, step), None])
+    assert server.ledger.suspects == [5]
+    torch.save(server.state_dict(), tmp_path / "saved")
+    _, other = make(zeno.ZenoAuto(samples=32))
+    other.load_state_dict(torch.load(tmp_path / "saved", weights_only=True))
+    assert other.ledger.rows == server.ledger.rows
+    assert str(other.ledger.state_dict()) == str(server.ledger.state_dict())
+    for one in (server, other):
+        one.step([*sent_by(model, 5, 0, 120), None])
+    assert other.ledger.steps == 121
+    assert other.ledger.rows[5].evidence == server.ledger.rows[5].evidence > 1e3
+
+
+def test_the_records_in_the_folder_must_be_those_of_the_loaded_state(tmp_path: Path) -> None:
+    model, server = make()
+    server.step(sent_by(model, 4, 0, 0))
+    sent: list[Any] = sent_by(model, 4, 0, 0)
+    for name, entries in [("same", sent), ("other", [*sent[:3], None])]:
+        with zeno.Server(
+            model, F.cross_entropy, server.optimizer, loader(), server.rule, folder=tmp_path / name
+        ) as earlier:
+            earlier.step(entries)
+        state = earlier.state_dict()
+    folder = tmp_path / "same"
+    with zeno.Server(model, F.cross_entropy, server.optimizer, loader(), server.rule, folder=folder) as wrong:
+        wrong.load_state_dict(state)
+        with pytest.raises(ValueError, match=r"are not those of the 1 steps that this Server continues after"):
+            wrong.step(sent_by(model, 4, 0, 1))
 
 
 def test_a_server_that_continues_needs_the_earlier_records(tmp_path: Path) -> None:

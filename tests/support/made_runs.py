@@ -64,9 +64,29 @@ def weighted(own: float = 0.25) -> list[Record]:
     ]
 
 
+HOSTILE_NAME = '<img src=x onerror=alert(1)> [red]$x$|"{{DATA}}</script>'
+NAMES = ["gpu-00", "gpu-01", HOSTILE_NAME, *(f"gpu-{i:02}" for i in range(3, 11)), "a-name-of-" + 90 * "x"]
+JOINED = 25  # the step at which the last two join
+
+
+def named() -> list[Record]:
+    """The same run of workers with names, the last two of which join later; nobody knows who was made faulty."""
+    return [replace(_first(r, 10 if r.step < JOINED else 12), faulty=None, joined=_joined(r.step)) for r in made()]
+
+
+def _joined(step: int) -> list[str]:
+    return {0: NAMES[:10], JOINED: NAMES[10:]}.get(step, [])
+
+
+def _first(record: Record, workers: int) -> Record:
+    kept = None if record.kept is None else record.kept[:workers]
+    return replace(record, kept=kept, scores=(record.scores or [])[:workers])
+
+
 def write(folder: Path, records: Sequence[Record], **settings: object) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {"workers": len(records[0].scores or ()) if records else 12, "steps": 80, "rule": "zeno", **settings}
+    workers = {} if records and records[0].joined else {"workers": len(records[0].scores or ()) if records else 12}
+    settings = {**workers, "steps": 80, "rule": "zeno", **settings}
     (folder / RUN_FILE).write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
     (folder / RECORDS_FILE).write_text("".join(record.to_json() + "\n" for record in records))
     return folder

@@ -47,6 +47,7 @@ def suspects(
                 "error_rate": view.ledger.error_rate,
                 "threshold": view.ledger.threshold,
                 "suspects": view.ledger.suspects,
+                "suspect_names": view.ledger.suspect_names,
                 "workers": [{**asdict(row), "evidence": min(row.evidence, LARGEST)} for row in view.ledger.rows],
             }
             for folder, view in found.items()

@@ -2,7 +2,8 @@
 
 It holds `run.toml` (the settings; `zeno train run.toml` repeats the run if its task has a name), `records.jsonl` (one
 JSON line per step, written at once, so that an interrupted run can be read, with a hash of it and the lines before),
-`model.safetensors` and `checkpoints/`. What is read may have been damaged, or written by anybody.
+`model.safetensors` and `checkpoints/`. Where something was measured after the record of a step was written, the record
+is there once more, with what was measured. What is read may have been damaged, or written by anybody.
 """
 
 import logging
@@ -93,9 +94,12 @@ def being_written(folder: Path) -> bool:
 def read(folder: Path) -> list[Record]:
     """The records of a run folder, up to the first that is damaged or out of place; a warning says where that is."""
     lines, _ = lines_in(folder)
-    records = list(Reader().records(lines))
-    if len(records) < len(lines):
-        path, line = folder / RECORDS_FILE, len(records) + 1
+    records: list[Record] = []
+    read = list(Reader().records(lines))
+    for record in read:
+        records[record.step :] = [record]
+    if len(read) < len(lines):
+        path, line = folder / RECORDS_FILE, len(read) + 1
         logging.getLogger("zeno").warning("%s is damaged at line %d: the rest is not used", path, line)
     return records
 
@@ -111,17 +115,23 @@ class Reader:
     """Reads the lines of a run in order, up to the first that is damaged or out of place."""
 
     def __init__(self) -> None:
-        self._step = 0  # of the next line
+        self._last: Record | None = None
         self._hash = START
 
     def records(self, lines: Iterable[bytes]) -> Iterator[Record]:
+        """One for each line. A record of the same step as the one before takes its place: it has more measurements."""
         for line in lines:
             try:
                 line_hash = check_hash(line, self._hash)
                 record = Record.from_json(line.decode())
             except ValueError:
                 return
-            if record.step != self._step:
+            if not self._is_next(record):
                 return
-            self._step, self._hash = self._step + 1, line_hash
+            self._last, self._hash = record, line_hash
             yield record
+
+    def _is_next(self, record: Record) -> bool:
+        if self._last is None:
+            return record.step == 0
+        return record.step == self._last.step + 1 or record.measures_again(self._last)

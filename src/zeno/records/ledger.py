@@ -13,19 +13,25 @@ without faults ever has a suspect with a probability of at most ERROR_RATE.
    cosine of every worker that the rule uses is allowed to all. Without samples, a worker is compared with those that
    the rule trusts; see `comparison`.
 
+Workers may join. Half of the ERROR_RATE is then for those that were there at the first step, n of them, and half for
+the others: with m workers, 2 * m**2 / (n * ERROR_RATE) makes a suspect. The chances of all good workers, whatever m is
+when their evidence is highest, sum to at most n * 1 / (2 * n) + sum_{m > n} n / (2 * m**2) <= 1 of ERROR_RATE.
+
 A suspect is mended by evidence of health: a bet that it fails at most half as often, or that its cosine is above 0, has
 won in the same way. That training has converged, so that nothing can be told, mends nobody.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from zeno.records.betting import STAKES, Bets, Mask, Values, on_a_mean, on_a_rate
 from zeno.records.comparison import Cosines, Places
 from zeno.records.record import Record
+from zeno.records.state import state_of, with_state
 from zeno.records.tally import TOO_LARGE, Tally
 
 ERROR_RATE = 0.01
@@ -33,7 +39,8 @@ FAILURE_RATE = 0.001  # of the steps of a healthy worker
 FAILING = np.array([[0.02], [0.1], [0.5]])  # rates of failing workers, bet on side by side
 MENDED = np.array([[0.0], [0.5], [0.9]])  # of half the rate at which a suspect failed: the same of one that is mended
 TOO_LONG = 30.0  # times the length of the server's own gradient
-FAILS, HARMS, WORSE = "failing", "harmful", "worse than others"  # reasons of a verdict, with `TOO_LARGE`
+FAILS, HARMS, WORSE = "failing", "harmful", "worse than others"
+REASONS = ("", FAILS, TOO_LARGE, HARMS, WORSE)  # of a verdict
 USED = 0.5  # of an equal weight: what is below may shorten a mixture, and be wrong
 ENOUGH, HARDLY = 5, 0.1  # updates that a worker should be in by its share, and the part of them that is hardly any
 REST, TRIAL = 100, 50  # steps in quarantine, doubled each time, and steps of the trial after it
@@ -45,6 +52,7 @@ class Row:
     """The ledger's view of one worker."""
 
     worker: int
+    name: str  # the number as text, if the worker has no name
     verdict: str  # "suspect", "mended" (no longer suspect), or "" (too little evidence)
     reason: str  # of the verdict: "failing", "too large", "harmful", "worse than others"; or ""
     since: int | None  # the step of the verdict
@@ -58,7 +66,7 @@ class Row:
     streak: int  # the most consecutive steps at which it was dropped
     errors: dict[str, int]  # steps without a usable reply, by kind; and steps with one that was too long
     late: int  # replies that arrived after their step was over
-    quarantined: int  # steps at which it was not asked
+    quarantined: int  # steps at which it was not asked, also before it joined and after it left
     faulty: float | None  # share of the steps with an injected fault; None when unknown
 
 
@@ -67,9 +75,10 @@ class Ledger:
 
     def __init__(self, workers: int, error_rate: float = ERROR_RATE, failure_rate: float = FAILURE_RATE) -> None:
         self.workers = workers
+        self.names = [str(worker) for worker in range(workers)]
         self.error_rate = error_rate
         self.failure_rate = failure_rate
-        self.threshold = workers / error_rate
+        self._first: int | None = None  # workers at the first step, if workers may join
         self.steps = 0
         self._tally = Tally(workers)
         self._places = Places(workers)
@@ -80,14 +89,47 @@ class Ledger:
         self._most = np.ones(workers)  # evidence, the highest so far
         self._used = np.zeros(workers, dtype=bool)  # whether the rule used it when it was last asked
         self._suspect = np.zeros(workers, dtype=bool)
-        self._reason = [""] * workers
+        self._reason = np.zeros(workers, dtype=int)  # of the verdict, in REASONS
         self._since = np.full(workers, -1)
         self._line = np.full(workers, 0.5)  # a suspect is mended if its failures, or its `below`, stay under this
         self._rest = np.zeros(workers, dtype=int)  # steps of its current rest in quarantine
         self._back = np.zeros(workers, dtype=int)  # the step at which its next trial begins
 
+    @property
+    def threshold(self) -> float:
+        """The evidence that makes a suspect."""
+        if self._first is None:
+            return self.workers / self.error_rate
+        return 2 * self.workers**2 / (self._first * self.error_rate)
+
+    def join(self, names: Sequence[str]) -> None:
+        """Adds workers; what is known about the others does not change.
+
+        A run whose workers have names starts with `Ledger(0)`.
+        """
+        before, workers = self.workers, self.workers + len(names)
+        larger = Ledger(workers, self.error_rate, self.failure_rate)
+        if self.steps:
+            with_state(larger, state_of(self))
+        larger.workers, larger.names = workers, [*self.names, *names]
+        larger._first = (self._first or before) if self.steps else workers
+        larger._tally.quarantined[before:] = self.steps
+        vars(self).update(vars(larger))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that it holds, as plain numbers, texts, lists and dicts."""
+        return dict(state_of(self))
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> "Ledger":
+        """A ledger that continues from what `state_dict` returned."""
+        ledger: Ledger = with_state(cls(state["workers"]), state)
+        return ledger
+
     def add(self, record: Record) -> list[int]:
         """Adds the next step; returns the workers that became suspect with it."""
+        if record.joined:
+            self.join(record.joined)
         self.steps += 1
         asked, failed, too_long = np.ones(self.workers, dtype=bool), *np.zeros((2, self.workers), dtype=bool)
         asked[record.quarantined] = False
@@ -132,7 +174,8 @@ class Ledger:
         named: list[int] = np.flatnonzero(~self._suspect & (evidence >= self.threshold)).tolist()
         for worker in named:
             self._suspect[worker], self._since[worker] = True, step
-            self._reason[worker], self._line[worker] = self._why(worker)
+            reason, self._line[worker] = self._why(worker)
+            self._reason[worker] = REASONS.index(reason)
             self._mended.restart(worker)
             self._rest[worker], self._back[worker] = REST, step + 1 + REST
         for worker in np.flatnonzero(self._suspect & (self._mended.money >= self.threshold)).tolist():
@@ -150,17 +193,17 @@ class Ledger:
         if self._failing.money[worker] < self._harmful.money[worker]:
             compared = self._places.steps > 0
             return (WORSE, float(np.clip(self._places.level[worker] / 2, 0.01, 0.9))) if compared else (HARMS, 0.5)
-        failures, long = self._tally.failures(worker)
-        rate = (failures + long) / max(1, self.steps - int(self._tally.quarantined[worker]))
-        return TOO_LARGE if long > failures else FAILS, max(rate / 2, 10 * self.failure_rate)
+        errors = self._tally.errors(worker)
+        rate = sum(errors.values()) / max(1, self.steps - int(self._tally.quarantined[worker]))
+        large = 2 * errors.get(TOO_LARGE, 0) > sum(errors.values())
+        return TOO_LARGE if large else FAILS, max(rate / 2, 10 * self.failure_rate)
 
     def _is(self, *reasons: str) -> Mask:
-        found: Mask = self._suspect & np.array([reason in reasons for reason in self._reason])
-        return found
+        return self._suspect & np.isin(self._reason, [REASONS.index(reason) for reason in reasons])
 
     def __str__(self) -> str:
         """The suspects in a sentence or two, and who is left out without a verdict."""
-        who, left_out = self.suspects, [row.worker for row in self.rows if row.left_out and row.verdict != "suspect"]
+        who, left_out = self.suspect_names, [row.name for row in self.rows if row.left_out and row.verdict != "suspect"]
         if not self.steps:
             return "There is no step yet."
         text = "No worker is suspect."
@@ -177,6 +220,11 @@ class Ledger:
         return [int(worker) for worker in np.flatnonzero(self._suspect)]
 
     @property
+    def suspect_names(self) -> list[str]:
+        """The names of the suspects; the numbers as text, if workers have no names."""
+        return [self.names[worker] for worker in self.suspects]
+
+    @property
     def rows(self) -> list[Row]:
         """One per worker, in order."""
         tally = self._tally
@@ -184,8 +232,9 @@ class Ledger:
         return [
             Row(
                 worker=i,
+                name=self.names[i],
                 verdict="suspect" if self._suspect[i] else "mended" if self._since[i] >= 0 else "",
-                reason=self._reason[i],
+                reason=REASONS[self._reason[i]],
                 since=int(self._since[i]) if self._since[i] >= 0 else None,
                 evidence=float(self._most[i]),
                 steps=self.steps - int(tally.quarantined[i]),
@@ -198,12 +247,12 @@ class Ledger:
                 rank=_ratio(tally.ranks[i], tally.ranked[i]),
                 cosine=_ratio(tally.cosines[i], tally.compared[i]),
                 streak=int(tally.longest[i]),
-                errors=dict(tally.errors[i]),
-                late=tally.late[i],
+                errors=tally.errors(i),
+                late=int(tally.late[i]),
                 quarantined=int(tally.quarantined[i]),
                 faulty=_ratio(tally.faulty[i], self.steps) if tally.knows_faulty else None,
             )
-            for i in range(self.workers)
+            for i in range(len(recently_counted))  # a thread that serves metrics may ask while workers join
         ]
 
     def resting(self, step: int, most: int) -> list[int]:
@@ -216,7 +265,7 @@ class Ledger:
 
 
 def ledger_of(records: Iterable[Record], workers: int, failure_rate: float = FAILURE_RATE) -> Ledger:
-    """The ledger of a run, from its records in order."""
+    """The ledger of a run, from its records in order; `workers` is 0 for a run whose workers have names."""
     ledger = Ledger(workers, failure_rate=failure_rate)
     for record in records:
         ledger.add(record)
@@ -236,11 +285,10 @@ def _values(numbers: list[float | None]) -> Values:
     return np.array([math.nan if number is None else number for number in numbers])
 
 
-def _listed(workers: list[int]) -> str:
+def _listed(names: Sequence[str]) -> str:
     """At most `MOST_NAMED` of them."""
-    rest = len(workers) - MOST_NAMED + 1
-    shown = [str(worker) for worker in workers]
-    shown = shown if rest <= 1 else [*shown[: MOST_NAMED - 1], f"{rest} more"]
+    rest = len(names) - MOST_NAMED + 1
+    shown = names if rest <= 1 else [*names[: MOST_NAMED - 1], f"{rest} more"]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from zeno.records.typed import typed
 from zeno.workers.reply import ReplyError
@@ -11,7 +11,11 @@ from zeno.workers.reply import ReplyError
 
 @dataclass(frozen=True)
 class Record:
-    """One step. Records of equal steps are equal: timings and worker counts are not compared."""
+    """One step. Records of equal steps are equal: timings and worker counts are not compared.
+
+    Workers are numbered from 0. Names are on the record of the step at which a worker joins: the names of all records
+    in order are those of workers 0, 1, 2 and so on. A record has an entry for each worker that had joined by then.
+    """
 
     step: int
     lr: float
@@ -21,15 +25,16 @@ class Record:
     own: float = 0.0  # the share of the server's own gradient
     cosines: list[float | None] | None = None  # per worker: between its candidate and the server's own gradient
     lengths: list[float | None] | None = None  # per worker: of its candidate, relative to the server's own gradient
-    quarantined: list[int] = field(default_factory=list)  # workers that were not asked
+    quarantined: list[int] = field(default_factory=list)  # workers that were not asked, also because they had left
     errors: dict[int, ReplyError] = field(default_factory=dict)  # worker -> what was wrong with its reply
     late: list[int] = field(default_factory=list)  # workers whose reply to an earlier step arrived now; discarded
     skipped: str | None = None  # why the step made no update
     note: str | None = None  # what the rule could not do as documented
     faulty: list[int] | None = None  # workers with an injected fault; None when unknown
     train_loss: float | None = None  # after this step, if evaluated; None when not finite
-    accuracy: float | None = None  # on the test set, after this step, if evaluated
-    evaluated: bool = False
+    accuracy: float | None = None  # on the test set, after this step; None when not measured
+    evaluated: bool = False  # whether the loss was measured
+    joined: list[str] = field(default_factory=list)  # names of the workers that are new; empty where they have none
     seconds: dict[str, float] = field(default_factory=dict, compare=False)  # per phase
     workers: dict[str, int] = field(default_factory=dict, compare=False)  # how many are alive, late, lost
 
@@ -39,6 +44,28 @@ class Record:
         if self.kept is None or not any(self.kept):
             return []
         return [worker for worker, kept in enumerate(self.kept) if not kept and worker not in self.quarantined]
+
+    @property
+    def measured(self) -> bool:
+        """Whether something was measured after this step: the loss, the accuracy, or both."""
+        return self.evaluated or self.accuracy is not None
+
+    def widened(self, workers: int) -> "Record":
+        """The same record with an entry for so many workers: those that joined later were not asked."""
+        more = workers - len(self.kept or self.scores or self.weights or [None] * workers)
+        if more <= 0:
+            return self
+        return replace(
+            self,
+            kept=None if self.kept is None else self.kept + [False] * more,
+            scores=None if self.scores is None else self.scores + [None] * more,
+            weights=None if self.weights is None else self.weights + [0.0] * more,
+            quarantined=[*self.quarantined, *range(workers - more, workers)],
+        )
+
+    def measures_again(self, other: "Record") -> bool:
+        """Whether this is the other record with something else measured after the step."""
+        return replace(self, train_loss=other.train_loss, accuracy=other.accuracy, evaluated=other.evaluated) == other
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
@@ -66,9 +93,9 @@ class Summary:
     steps: int
     skipped: int
     late: int  # replies that arrived after their step was over
-    evaluations: int
-    accuracy: float | None  # of the last evaluation
-    train_loss: float | None
+    evaluations: int  # of the loss
+    accuracy: float | None  # when last measured
+    train_loss: float | None  # of the last evaluation
     faulty_kept: float | None  # share of the faulty candidates that the rule kept
     faulty_among_kept: float | None  # share of the kept candidates that were faulty
     own: float | None  # mean share of the server's own gradient in the updates
@@ -78,6 +105,7 @@ class Summary:
 def summarize(records: Sequence[Record]) -> Summary:
     """Summarizes the records of a run."""
     last = next((r for r in reversed(records) if r.evaluated), None)
+    accuracy = next((r.accuracy for r in reversed(records) if r.accuracy is not None), None)
     known = [(r.kept, r.faulty) for r in records if r.kept is not None and r.faulty is not None]
     shares = [r.own for r in records if r.kept is not None]
     num_faulty = sum(len(faulty) for _, faulty in known)
@@ -88,7 +116,7 @@ def summarize(records: Sequence[Record]) -> Summary:
         skipped=sum(r.skipped is not None for r in records),
         late=sum(len(r.late) for r in records),
         evaluations=sum(r.evaluated for r in records),
-        accuracy=last.accuracy if last else None,
+        accuracy=accuracy,
         train_loss=last.train_loss if last else None,
         faulty_kept=num_both / num_faulty if num_faulty else None,
         faulty_among_kept=num_both / num_kept if num_faulty and num_kept else None,

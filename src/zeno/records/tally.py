@@ -1,16 +1,17 @@
 """Counts per worker over the steps of a run."""
 
 import math
-from collections import Counter, deque
 
 import numpy as np
 
 from zeno.records.betting import Mask, Values
 from zeno.records.comparison import num_above_and_below
 from zeno.records.record import Record
+from zeno.workers.reply import ErrorKind
 
 RECENT = 100  # steps
-TOO_LARGE = "too large"  # counted with the errors
+TOO_LARGE = "too large"  # a kind of error that replies do not have
+KINDS = [*(kind.value for kind in ErrorKind), TOO_LARGE]
 
 
 class Tally:
@@ -18,12 +19,12 @@ class Tally:
 
     def __init__(self, workers: int) -> None:
         self.quarantined, self.counted, self.dropped, self.ranked, self.compared = np.zeros((5, workers), dtype=int)
-        self.longest, self.faulty, self._streak = np.zeros((3, workers), dtype=int)
+        self.longest, self.faulty, self.late, self._streak = np.zeros((4, workers), dtype=int)
         self.ranks, self.cosines = np.zeros((2, workers))  # sums
-        self.late: Counter[int] = Counter()
-        self.errors: list[Counter[str]] = [Counter() for _ in range(workers)]
+        self._errors = np.zeros((len(KINDS), workers), dtype=int)
         self.knows_faulty = False
-        self._recent: deque[Values] = deque(maxlen=RECENT)
+        self._steps = 0
+        self._recent = np.zeros((RECENT, 3, workers))  # who counted, who was dropped, who is on average; used in turn
 
     def add(self, record: Record, asked: Mask, too_long: Mask) -> None:
         """Adds a step; `too_long` are the workers whose candidates were."""
@@ -33,7 +34,8 @@ class Tally:
         self.counted += counted
         self.dropped += dropped
         share = sum(record.kept or ()) / max(1, int(asked.sum()))
-        self._recent.append(np.array([counted, dropped, share * counted]))
+        self._recent[self._steps % RECENT] = counted, dropped, share * counted
+        self._steps += 1
         self._streak[counted & ~dropped] = 0
         self._streak += dropped
         self.longest = np.maximum(self.longest, self._streak)
@@ -45,24 +47,21 @@ class Tally:
                 self.compared[worker] += 1
                 self.cosines[worker] += cosine
         self.quarantined[record.quarantined] += 1
-        self.late.update(record.late)
+        np.add.at(self.late, record.late, 1)  # a worker may be there twice
         for worker, error in record.errors.items():
-            self.errors[worker][error.kind.value] += 1
-        for worker in np.flatnonzero(too_long).tolist():
-            self.errors[worker][TOO_LARGE] += 1
+            self._errors[KINDS.index(error.kind.value), worker] += 1
+        self._errors[-1] += too_long
         if record.faulty is not None:
             self.knows_faulty = True
             self.faulty[record.faulty] += 1
 
-    def failures(self, worker: int) -> tuple[int, int]:
-        """Steps at which it failed, and at which its candidate was too large."""
-        large = self.errors[worker][TOO_LARGE]
-        return sum(self.errors[worker].values()) - large, large
+    def errors(self, worker: int) -> dict[str, int]:
+        """Steps without a usable reply, by kind, and steps with a candidate that was too large."""
+        return {kind: int(n) for kind, n in zip(KINDS, self._errors[:, worker], strict=True) if n}
 
     def recent(self) -> tuple[Values, Values, Values]:
         """[m] each, of the last `RECENT` steps: how often a worker counted, was dropped, and is kept on average."""
-        # A copy, because a thread that serves metrics may ask while the next step is added.
-        counted, dropped, expected = np.sum([np.zeros((3, len(self.ranks))), *self._recent], axis=0)
+        counted, dropped, expected = self._recent.sum(axis=0)
         return counted, dropped, expected
 
 

@@ -47,7 +47,7 @@ def curves(runs: Sequence[RunView], path: Path, title: str = "") -> None:
     figure = new_figure(11, 4 + LINE_HEIGHT * lines)
     accuracy, loss = figure.subplots(1, 2)
     for k, run in enumerate(runs):
-        evaluated = [r for r in run.records if r.evaluated]
+        evaluated = [r for r in run.records if r.measured]
         curve = Repeats(run.name, [[r.accuracy for r in evaluated]], [[r.train_loss for r in evaluated]])
         _draw_curve((accuracy, loss), [r.step + 1 for r in evaluated], curve, f"C{k}", LINES[k % len(LINES)])
     accuracy.set(xlabel="step", ylabel="test accuracy", ylim=(0, 1))
@@ -116,6 +116,10 @@ def worker_maps(runs: Sequence[RunView], path: Path, title: str = "") -> None:
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
+def shortened(name: str, most: int = NAME_WIDTH) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
 def _draw_worker_map(axes: Any, run: RunView) -> None:
     picture, suspects = WorkerMap(run.workers), run.ledger.suspects
     for record in run.records:
@@ -124,7 +128,8 @@ def _draw_worker_map(axes: Any, run: RunView) -> None:
     axes.imshow(picture.image(), extent=extent, aspect="auto", interpolation="none")
     faulty = {row.worker for row in run.ledger.rows if row.faulty and row.faulty > 0.5}
     labelled = range(0, run.workers, 1 if run.workers <= MOST_LABELS else run.workers // 20)
-    marks = [f"{'▶ ' if i in suspects else ''}{i}{' F' if i in faulty else ''}" for i in labelled]
+    names = [shortened(name).replace("$", r"\$") for name in run.ledger.names]  # a pair of $ would be a formula
+    marks = [f"{'▶ ' if i in suspects else ''}{names[i]}{' F' if i in faulty else ''}" for i in labelled]
     server = [run.workers] if picture.has_server else []
     axes.set_yticks([*labelled, *server], [*marks, *["server"] * len(server)], fontsize=6)
     for row in server:

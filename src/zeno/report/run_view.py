@@ -10,6 +10,7 @@ from zeno.records import toml
 from zeno.records.files import read_file
 from zeno.records.folder import COMPARE_FILE, RECORDS_FILE, RUN_FILE, Reader, lines_in
 from zeno.records.ledger import FAILURE_RATE, Ledger
+from zeno.records.names import is_name
 from zeno.records.record import Record
 
 MOST_UNSEEN = 1_000  # workers that are shown because the settings say so; more have to be in the records
@@ -22,20 +23,22 @@ class RunView:
     name: str
     settings: dict[str, str]
     records: list[Record]
-    workers: int  # 0: not known yet
+    workers: int  # so far; 0: not known yet
     planned: int | None = None  # steps, if the settings say
     notes: list[str] = field(default_factory=list)  # problems with the folder, for the reader
     said: int | None = None  # workers, if the settings say
     failure_rate: float = FAILURE_RATE  # of a healthy worker
+    names: list[str] = field(default_factory=list)  # of the workers, if they have names
     _ledger: Ledger | None = field(default=None, init=False, repr=False, compare=False)
     _reader: Reader = field(default_factory=Reader, init=False, repr=False, compare=False)
+    num_lines: int = field(default=0, init=False, repr=False, compare=False)  # that were read
     _damaged: bool = field(default=False, init=False, repr=False, compare=False)
 
     @property
     def ledger(self) -> Ledger:
         """Computed once; records that are new since the last call are added."""
-        if self._ledger is None or self._ledger.workers != self.workers:
-            self._ledger = Ledger(self.workers, failure_rate=self.failure_rate)
+        if self._ledger is None or (self._ledger.workers != self.workers and not self.names):
+            self._ledger = Ledger(0 if self.names else self.workers, failure_rate=self.failure_rate)
         for record in self.records[self._ledger.steps :]:
             self._ledger.add(record)
         return self._ledger
@@ -45,16 +48,31 @@ class RunView:
         if self._damaged:
             return
         records = list(self._reader.records(lines))
-        self.workers = self.workers or max(map(_width, records), default=0)
-        if records and self.said not in (None, self.workers):
+        if not self.names and not (records and records[0].joined):
+            self.workers = self.workers or max(map(_width, records), default=0)
+            if records and self.said not in (None, self.workers):
+                self._damaged = True
+                self.notes.append(f"{RUN_FILE} says {self.said} workers, and {RECORDS_FILE} does not have as many.")
+                return
+        num_fitting = sum(1 for _ in takewhile(self._take, records))
+        self.num_lines += num_fitting
+        if num_fitting < len(lines):
             self._damaged = True
-            self.notes.append(f"{RUN_FILE} says {self.said} workers, and {RECORDS_FILE} does not have as many.")
-            return
-        fitting = list(takewhile(lambda record: _fits(record, self.workers), records))
-        self.records += fitting
-        if len(fitting) < len(lines):
-            self._damaged = True
-            self.notes.append(f"{RECORDS_FILE} is damaged at line {len(self.records) + 1}: the rest is not shown.")
+            self.notes.append(f"{RECORDS_FILE} is damaged at line {self.num_lines + 1}: the rest is not shown.")
+
+    def _take(self, record: Record) -> bool:
+        """Adds a record, in place of the one of the same step if there is one; returns whether it fits this run."""
+        is_new = record.step == len(self.records)
+        if record.joined and is_new:
+            names = [*self.names, *record.joined]
+            known = self.names or not self.records  # all workers have names, or none has
+            if not known or len(names) != len(set(names)) or not all(map(is_name, record.joined)):
+                return False
+            self.names, self.workers = names, len(names)
+        if not _fits(record, self.workers):
+            return False
+        self.records[record.step :] = [record]
+        return True
 
     @property
     def is_unreadable(self) -> bool:

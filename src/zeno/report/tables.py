@@ -10,14 +10,7 @@ from zeno.records.ledger import Ledger, Row
 from zeno.records.record import summarize
 from zeno.report.run_view import RunView
 
-OPTIONAL = (
-    "reason",
-    "mean cosine",
-    "errors",
-    "late",
-    "quarantined",
-    "made faulty",
-)  # columns shown only if they say something
+OPTIONAL = ("reason", "mean cosine", "errors", "late", "not asked", "made faulty")  # shown only if they say something
 
 
 def run_table(runs: Sequence[RunView]) -> Table:
@@ -46,32 +39,35 @@ def run_table(runs: Sequence[RunView]) -> Table:
 def ledger_table(ledger: Ledger) -> Table:
     """One line per worker: the suspects first, then the others, by the evidence against them.
 
-    It fits 80 characters: what is rarely there shares the last column, which folds, and what matters least is left out.
+    It fits 80 characters: what is rarely there shares the last column, which folds, as long names do, and what matters
+    least is left out.
     """
     rows = by_evidence(ledger)
     columns = ledger_columns(rows)
     del columns["longest streak"], columns["mean rank" if "mean cosine" in columns else "recently"]
-    rare = {name: columns.pop(name) for name in ("errors", "late", "quarantined") if name in columns}
+    rare = {name: columns.pop(name) for name in ("errors", "late", "not asked") if name in columns}
     if rare:
         columns["notes"] = [_notes(row) for row in rows]
     result = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     for heading in columns:
         left = heading in ("verdict", "reason", "notes")
         shown = heading.replace(" ", "\n")
-        result.add_column(shown, justify="left" if left else "right", no_wrap=heading != "notes", overflow="fold")
+        folds = heading in ("worker", "notes")
+        result.add_column(shown, justify="left" if left else "right", no_wrap=not folds, overflow="fold")
     for row, cells in zip(rows, zip(*columns.values(), strict=True), strict=True):
         result.add_row(*cells, style="bold" if row.verdict == "suspect" else "")
     return result
 
 
 def _notes(row: Row) -> str:
-    counts = [*row.errors.items(), ("came late", row.late), ("quarantined", row.quarantined)]
+    counts = [*row.errors.items(), ("came late", row.late), ("not asked", row.quarantined)]
     return ", ".join(f"{number} {kind}" for kind, number in counts if number) or "-"
 
 
 def ledger_markdown(ledger: Ledger) -> str:
     """The workers that are or were suspect."""
     columns = ledger_columns([row for row in by_evidence(ledger) if row.verdict])
+    columns["worker"] = [re.sub(r"([\\`*_\[\]<>&~])", r"\\\1", name) for name in columns["worker"]]
     if not columns["worker"]:
         return f"No worker is suspect after {ledger.steps} steps."
     table = "\n".join(map(markdown_row, [columns, ["---:"] * len(columns), *zip(*columns.values(), strict=True)]))
@@ -86,7 +82,7 @@ def by_evidence(ledger: Ledger) -> list[Row]:
 def ledger_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Rows of a ledger as text: heading -> one cell per row."""
     columns = {
-        "worker": [str(row.worker) for row in rows],
+        "worker": [row.name for row in rows],
         "verdict": [row.verdict or "-" for row in rows],
         "reason": [row.reason or "-" for row in rows],
         "since step": [text_of(row.since, "d") for row in rows],
@@ -98,7 +94,7 @@ def ledger_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
         "longest streak": [str(row.streak) for row in rows],
         "errors": [", ".join(f"{number} {kind}" for kind, number in row.errors.items()) or "-" for row in rows],
         "late": [str(row.late) for row in rows],
-        "quarantined": [str(row.quarantined) for row in rows],
+        "not asked": [str(row.quarantined) for row in rows],
         "made faulty": [text_of(row.faulty, ".0%") for row in rows],
     }
     return {name: texts for name, texts in columns.items() if name not in OPTIONAL or {*texts} - {"-", "0", "0%"}}

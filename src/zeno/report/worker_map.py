@@ -17,16 +17,19 @@ UNRANKED = 0.5  # the place of all workers where the rule does not rank
 ERROR = 0.85, 0.15, 0.15  # red
 NOT_ASKED = 0.35, 0.5, 0.75  # blue
 LEGEND = (
-    "One row per worker, 0 at the top; one column per step, or per few steps. Light: kept; the darker, the smaller its "
-    "share of the update is, compared with the largest share at that step. Dark: dropped. Both are darker for lower "
-    "scores. Red: no usable reply. Bluish: not asked (quarantined), over its last shade; or no update. One more row at "
+    "One row per worker, the first at the top; one column per step, or per few steps. Light: kept; the darker, the "
+    "smaller its share of the update is, compared with the largest share at that step. Dark: dropped. Both are darker "
+    "for lower scores. Red: no usable reply. Bluish: not asked, over its last shade; or no update. One more row at "
     "the bottom, if updates contain the server's own gradient, shows its share: black for none, white for all of the "
     "update."
 )
 
 
 class WorkerMap:
-    """Worker x step as an image of bounded size: once it is full, neighbouring columns are averaged in pairs."""
+    """Worker x step as an image of bounded size: once it is full, neighbouring columns are averaged in pairs.
+
+    Workers may join: a record with more of them adds rows.
+    """
 
     def __init__(self, workers: int) -> None:
         # Of colours, over the steps of a column. The last row is the server's.
@@ -38,6 +41,8 @@ class WorkerMap:
         self.has_server = False  # whether any update contains the server's own gradient
 
     def add(self, record: Record) -> None:
+        self._widen(len(record.kept or ()))
+        record = record.widened(len(self._last))
         if self.steps == MOST_COLUMNS * self._width:
             self._sums, self._counts = _in_pairs(self._sums), _in_pairs(self._counts)
             self._width *= 2
@@ -47,6 +52,14 @@ class WorkerMap:
         self.has_server |= record.own > 0
         self._counts[column] += 1
         self.steps += 1
+
+    def _widen(self, workers: int) -> None:
+        """Adds the rows of workers that joined: they were not asked before."""
+        more = np.full((max(0, workers - len(self._last)), 3), NOT_ASKED)
+        if len(more):
+            unasked = self._counts[:, None, None] * more
+            self._sums = np.concatenate([self._sums[:, :-1], unasked, self._sums[:, -1:]], axis=1)
+            self._last = np.concatenate([self._last, more])
 
     def _colours(self, record: Record) -> npt.NDArray[np.float64]:
         """[m, 3] the colours of the workers at a step."""

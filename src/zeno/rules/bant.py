@@ -10,8 +10,9 @@ The promise p of a worker is the descent of its candidate, and its trust r is th
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from zeno.rules.rule import Aggregate, Oracle, Rate, Rows, Rule, Samples
+from zeno.rules.rule import Aggregate, Change, Oracle, Rate, Rows, Rule, Samples
 
 LEAST_TRUST = 1e-100
 """Trust never becomes 0: nobody would regain it if only such workers replied."""
@@ -31,6 +32,9 @@ class BANT(Rule):
     @property
     def scores_on_arrival(self) -> bool:
         return True
+
+    def for_workers(self, state: object, change: Change) -> object:
+        return change(state, float(state.mean())) if isinstance(state, Tensor) else state
 
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         trust = rows.remembered(state, start=1 / rows.m)  # r

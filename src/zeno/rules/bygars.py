@@ -9,9 +9,10 @@ The reputation q of a worker is the decayed mean of the inner products of its ca
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from zeno.rules.linalg.passes import squared_norms
-from zeno.rules.rule import Aggregate, Oracle, Rate, Rows, Rule, Samples
+from zeno.rules.rule import Aggregate, Change, Oracle, Rate, Rows, Rule, Samples
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class ByGARS(Rule):
 
     rate: Rate = 0.05  # alpha in the paper, where it decays
     batch_size: Samples = 64  # samples for the server's gradient
+
+    def for_workers(self, state: object, change: Change) -> object:
+        return change(state, 0.0) if isinstance(state, Tensor) else state
 
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         gradient = rows.server_gradient(oracle)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from zeno.rules.aggregate import checked
-from zeno.rules.rule import Aggregate, Oracle, PreAggregator, Rows, Rule
+from zeno.rules.rule import Aggregate, Change, Oracle, PreAggregator, Rows, Rule
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,11 @@ class Chain(Rule):
 
     def first_state(self, secret: Callable[[], int]) -> object:
         return tuple(part.first_state(secret) for part in self.parts)
+
+    def for_workers(self, state: object, change: Change) -> object:
+        if not isinstance(state, tuple):
+            return state
+        return tuple(part.for_workers(one, change) for part, one in zip(self.parts, state, strict=True))
 
     @property
     def averages(self) -> bool:

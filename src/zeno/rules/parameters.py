@@ -7,7 +7,12 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
+
+from torch import Tensor
+
+Change: TypeAlias = Callable[[Tensor, float], Tensor]
+"""The rows of some workers [m, ...], and the value that a new row starts with -> the rows of other workers."""
 
 
 class Requirement(NamedTuple):
@@ -71,6 +76,13 @@ class Part:
     def first_state(self, secret: Callable[[], int]) -> object:
         """The state before the first step: of a part that draws random numbers, from a number that no worker knows."""
         return None
+
+    def for_workers(self, state: object, change: Change) -> object:
+        """The state with `change` applied to every tensor in it that has one row for each worker.
+
+        The server calls it where workers join or leave. A state that has no such rows fits any workers.
+        """
+        return state
 
     def _parameters(self) -> Iterator[tuple[str, Any, Requirement]]:
         kind: Any = type(self)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from zeno.rules.aggregate import Aggregate, Oracle, TooFewUsable, checked, likeness_of
 from zeno.rules.linalg.geometry import Geometry
-from zeno.rules.parameters import Count, NonNegative, Part, Positive, PositiveCount, Rate, Samples, Tolerated
+from zeno.rules.parameters import Change, Count, NonNegative, Part, Positive, PositiveCount, Rate, Samples, Tolerated
 from zeno.rules.rows import Rows
 from zeno.rules.selection import keep_lowest
 
-__all__ = ["Aggregate", "Count", "NonNegative", "Oracle", "Positive", "PositiveCount", "PreAggregator"]
+__all__ = ["Aggregate", "Change", "Count", "NonNegative", "Oracle", "Positive", "PositiveCount", "PreAggregator"]
 __all__ += ["Rate", "Rows", "Rule", "Samples", "Tolerated", "TooFewUsable", "keep_lowest", "likeness_of"]
 
 

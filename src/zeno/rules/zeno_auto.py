@@ -34,10 +34,11 @@ from zeno.rules.linalg.passes import LARGEST, weighted_sum, working_dtype
 from zeno.rules.linalg.simplex import nearest_mixture
 from zeno.rules.linalg.sketch import sketch
 from zeno.rules.parameters import AT_LEAST_1, NON_NEGATIVE, Requirement
-from zeno.rules.rule import Aggregate, Oracle, PositiveCount, Rows, Rule, likeness_of
+from zeno.rules.rule import Aggregate, Change, Oracle, PositiveCount, Rows, Rule, likeness_of
 
 LEAST = 0.02  # of an equal weight: what is below belongs to large errors, and risks more than it adds
 SHORT = 1e-3  # of the length of the server's own gradient
+COLUMNS = ("counts", "errors", "weights")  # of a memory, with a row for each worker and two more
 AT_LEAST_2 = Requirement("a whole number of at least 2", lambda value: AT_LEAST_1.holds(value) and value > 1, "samples")
 BELOW_1 = Requirement("a number of at least 0 and below 1", lambda value: NON_NEGATIVE.holds(value) and value < 1)
 
@@ -54,6 +55,11 @@ class ZenoAuto(Rule):
     samples: Annotated[int, AT_LEAST_2] = 64
     memory: Annotated[float, BELOW_1] = 0.98
     sketch: PositiveCount = 16_384
+
+    def for_workers(self, state: Any, change: Change) -> object:
+        if state is None:
+            return None
+        return {**state, **{name: torch.cat([change(state[name][:-2], 0.0), state[name][-2:]]) for name in COLUMNS}}
 
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         factors = rows.factors  # [m]
@@ -146,7 +152,7 @@ class Memory:
         before = len(found["errors"]) - 2
         if before > m:
             raise ValueError(f"A memory of {before} workers does not fit {m}. Pass NaN for workers that left.")
-        for name in ("counts", "errors", "weights"):
+        for name in COLUMNS:
             joined = found[name].new_zeros(m - before, *found[name].shape[1:])
             found[name] = torch.cat([found[name][:before], joined, found[name][before:]])
         return cls(**found)

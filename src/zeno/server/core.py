@@ -34,6 +34,7 @@ from zeno.rules.linalg.passes import dots, largest_number, squared_norms
 from zeno.rules.rule import Aggregate, Rule, TooFewUsable
 from zeno.rules.streaming import Arrivals
 from zeno.rules.zeno import Zeno
+from zeno.server.members import Members
 from zeno.server.samples import SampleSource
 from zeno.server.scorers import Scorer
 from zeno.server.update_check import check_update
@@ -61,14 +62,25 @@ class Core:
 
 
 class Step:
-    """One step from the parameters x [d]. With `streaming`, Zeno keeps only the best m - trim candidates."""
+    """One step from the parameters x [d]. With `streaming`, Zeno keeps only the best m - trim candidates.
+
+    With `members`, the `workers` are those that are there: replies are by their order, results by their numbers.
+    """
 
     def __init__(
-        self, core: Core, number: int, workers: int, x: Tensor, lr: float | Tensor, streaming: bool = False
+        self,
+        core: Core,
+        number: int,
+        workers: int,
+        x: Tensor,
+        lr: float | Tensor,
+        streaming: bool = False,
+        members: Members | None = None,
     ) -> None:
         self.core = core
         self.number = number
         self.workers = workers
+        self.members = members
         self.x = x
         self.lr = float(lr.max()) if isinstance(lr, Tensor) else lr  # the largest one
         self.clock = Clock()
@@ -138,7 +150,9 @@ class Step:
                     self.aggregate = self._best.result()
                 else:
                     rule, candidates = self.core.rule, self._candidates()
-                    self.aggregate = checked(rule(candidates, self._oracle, self.core.state), rule, *candidates.shape)
+                    state = self.core.state
+                    state = state if self.members is None else self.members.state_of(rule, state)
+                    self.aggregate = checked(rule(candidates, self._oracle, state), rule, *candidates.shape)
                 check_update(self.core.rule, self.aggregate, self._largest)
             except TooFewUsable as failure:
                 self.aggregate, self.failure = None, failure
@@ -146,6 +160,8 @@ class Step:
             self.errors |= self._oracle.take_errors(self._rows)
             if self.aggregate is not None and self.aggregate.likeness is None and self.core.rule.samples:
                 self.aggregate = self.aggregate._replace(likeness=self._likeness())
+        if self.members is not None:
+            self._number_workers(self.members)
         return self.aggregate
 
     def _likeness(self) -> Tensor | None:
@@ -156,6 +172,13 @@ class Step:
             return None
         with self.clock("scores"):
             return likeness_of(dots(self._rows, own), squared_norms(self._rows), squared_norms(own[None])[0])
+
+    def _number_workers(self, members: Members) -> None:
+        """From the order of those that are there to the numbers of all workers."""
+        self.errors = {members.there[worker]: error for worker, error in self.errors.items()}
+        self.unasked = members.absent
+        if self.aggregate is not None:
+            self.aggregate = members.in_terms_of_everyone(self.core.rule, self.aggregate, self.core.state)
 
     def _candidates(self) -> Tensor:
         """[m, d], a row of NaN for each worker without a usable reply."""

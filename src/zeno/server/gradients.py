@@ -17,8 +17,8 @@ Array: TypeAlias = Tensor | np.ndarray
 Gradient: TypeAlias = Array | Sequence[Array | None] | Mapping[str, Array | None]
 """One worker's gradient: a vector [d], a tensor for each parameter in order, or these by name; frozen ones are None."""
 
-Gradients: TypeAlias = Array | Iterable[Gradient | None]
-"""An entry for each worker, None where nothing was received; or all of them as one tensor [m, d]."""
+Gradients: TypeAlias = Array | Iterable[Gradient | None] | Mapping[str, Gradient | None]
+"""An entry for each worker, None where nothing was received; all of them as one tensor [m, d]; or entries by name."""
 
 MAX_LETTERS = 120  # of a worker's own text, in a reason
 MAX_PARTS = 100_000  # tensors in an entry: an iterator may have no end
@@ -40,9 +40,9 @@ def num_workers(gradients: Gradients, workers: int | None, d: int) -> int:
                 f"A Server needs gradients as one floating-point tensor [workers, {d}]. Found {gradients.dtype} of "
                 f"shape {list(gradients.shape)}. zeno.flatten(model) returns one row."
             )
-    if isinstance(gradients, Mapping | str | bytes | np.ndarray) or not isinstance(gradients, Iterable):
+    if isinstance(gradients, str | bytes | np.ndarray) or not isinstance(gradients, Iterable):
         raise ValueError(
-            "A Server needs gradients as a list with one entry per worker, in order, or as one tensor. "
+            "A Server needs gradients as a list with one entry per worker, in order, by name, or as one tensor. "
             f"Found {type(gradients).__name__}."
         )
     size = len(gradients) if isinstance(gradients, Sized) else workers

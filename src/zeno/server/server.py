@@ -1,7 +1,7 @@
 """The server of your own training loop: pass in the workers' gradients; the model takes one robust step.
 
     server = zeno.Server(model, loss, optimizer, data, rule)
-    aggregate = server.step(gradients)
+    aggregate = server.step(gradients)  # a list, or by the names of the workers
 
 How gradients reach the server is up to you. Each one is checked before it is used: an entry that is missing, of the
 wrong shape or type, or not finite is a fault of that worker only. Candidates are tried on the model itself, with the
@@ -12,6 +12,7 @@ Shapes: m workers, d trainable parameters, n samples.
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from torch.optim import Optimizer
 from zeno.problem.flat import unflatten
 from zeno.problem.problem import Loss, Problem
 from zeno.records.ledger import Ledger
-from zeno.records.record import Record
+from zeno.records.record import Record, finite
 from zeno.rules.rule import Aggregate, Rule
 from zeno.rules.zeno_auto import ZenoAuto
 from zeno.server.core import Core, Step
 from zeno.server.gradients import Gradients, as_entries, flat_gradient, num_workers
-from zeno.server.recorder import Recorder
+from zeno.server.members import Members, members
+from zeno.server.recorder import Recorder, Watcher
 from zeno.server.requirements import check, check_optimizer, check_rho, check_unchanged, identity
 from zeno.server.samples import LoaderSamples
 from zeno.workers.reply import Reply, ReplyError
@@ -40,7 +42,8 @@ class Server:
 
     `data` yields batches (inputs, targets), as a `DataLoader` does, and is restarted whenever it ends. The server takes
     as many samples as the rule needs, whatever the batch size; pass None for a rule that needs none. With a `folder`,
-    a record of every step is written there, for `zeno suspects`, `zeno report` and `zeno watch`.
+    a record of every step is written there, for `zeno suspects`, `zeno report` and `zeno watch`. `watchers`, such as
+    `zeno.TensorBoard` and `zeno.Metrics`, are called with every record and the ledger after it.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Server:
         rule: Rule | None = None,  # None: ZenoAuto()
         *,
         folder: str | Path | None = None,
+        watchers: Sequence[Watcher] = (),
     ) -> None:
         rule = ZenoAuto() if rule is None else rule
         check(model, loss, optimizer, rule, data)
@@ -60,11 +64,12 @@ class Server:
         self.rule = rule
         self.problem = Problem(model, loss)
         self.workers: int | None = None  # m, known from the first step on
+        self.names: list[str] = []  # of the workers, if gradients are passed by name
         self.steps = 0  # taken or skipped
         self.record: Record | None = None  # of the last step
         samples = LoaderSamples(data, self.problem.flat.device, rule)  # the parameters are views of `flat` from here on
         self.core = Core(self.problem, rule, samples)
-        self._recorder = Recorder(None if folder is None else Path(folder), rule)
+        self._recorder = Recorder(None if folder is None else Path(folder), rule, watchers)
         self._x: Tensor | None = None  # [d], where the parameters are kept while candidates are tried
         self._rates: list[float] = []  # of each parameter
         self._lr: float | Tensor = 0.0  # the same as one number, or one for each coordinate [d]
@@ -79,19 +84,25 @@ class Server:
         other iterable is read one entry at a time, and then `Zeno(trim=b)` keeps only the best m - b in memory; at the
         first step it needs a length.
 
+        A mapping has the entries by the names of the workers, `{"gpu-07": gradient}`. They may join and leave between
+        steps: a worker whose name is not there was not asked, and one that sent nothing is None. Worker i of the
+        aggregate is `server.names[i]`, in the order in which the names first appeared.
+
         Raises `zeno.TooFewUsable`, and leaves the model unchanged, if more entries are unusable than the rule
         tolerates.
         """
         check_unchanged(self.model, self.problem)
         check_optimizer(self.model, self.optimizer)
-        gradients = as_entries(gradients)
-        workers = num_workers(gradients, self.workers, self.problem.size)
-        self._recorder.open(workers, self.steps)
+        self._recorder.pass_on()
+        there = self._members(gradients)
+        gradients = as_entries(list(gradients.values()) if isinstance(gradients, Mapping) else gradients)
+        workers = num_workers(gradients, self.workers if there is None else len(there.there), self.problem.size)
+        self._recorder.open(workers if there is None else None, self.steps)
         self._read_rates()
         with self._model_restored() as x:
             self.problem.load_buffers(self._statistics)  # the caller may have used the model since
             streaming = not isinstance(gradients, Tensor | list | tuple)
-            step = Step(self.core, self.steps, workers, x, self._lr, streaming)
+            step = Step(self.core, self.steps, workers, x, self._lr, streaming, there)
             step.lr = max(self._rates)
             with step.clock("gradients"):
                 step.receive(self._replies(gradients, workers), range(workers))
@@ -100,7 +111,7 @@ class Server:
                 self.core.statistics.draw(self.steps + 1)  # whatever can fail does so before the step
         if aggregate is None:
             assert step.failure is not None
-            step.failure.args = (f"{step.failure}{_reasons(step.errors)}",)
+            step.failure.args = (f"{step.failure}{_reasons(step.errors, there)}",)
             with self._written(step):
                 pass  # the model does not change
             raise step.failure
@@ -109,34 +120,59 @@ class Server:
             self._refresh_statistics()
         return aggregate
 
+    def log(self, *, loss: float | None = None, accuracy: float | None = None) -> None:
+        """Adds what was measured after the last step to its record: a loss, an accuracy from 0 to 1, or both.
+
+        They are the curves of `zeno report` and `zeno watch`, and watchers get them too.
+        """
+        if self.record is None:
+            raise ValueError("A Server logs what was measured after a step. Found none yet. Call step first.")
+        if accuracy is not None and not 0 <= accuracy <= 1:
+            raise ValueError(f"A Server logs the accuracy as a number from 0 to 1. Found {float(accuracy)}.")
+        record = self.record
+        if loss is not None:
+            record = replace(record, evaluated=True, train_loss=finite([float(loss)])[0])
+        if accuracy is not None:
+            record = replace(record, accuracy=float(accuracy))
+        self._recorder.open(None if self.names else self.workers, self.steps)
+        self._recorder.write_again(record)
+        self.record = record
+
     @property
     def ledger(self) -> Ledger:
         """What is known about each worker so far, with verdicts: `server.ledger.suspects`."""
-        if self._recorder.ledger is None and self.workers is not None and self._recorder.folder is not None:
-            self._recorder.open(self.workers, self.steps)
         if self._recorder.ledger is None:
             raise ValueError("A Server has a ledger from its first step on. Found none yet.")
         return self._recorder.ledger
 
     def state_dict(self) -> dict[str, Any]:
-        """What another server needs to continue, besides the states of the model and the optimizer.
-
-        The ledger is not part of it: it continues from the records in the folder, or starts anew without one.
-        """
-        return {"steps": self.steps, "workers": self.workers, "rule": self.core.state, "of": identity(self.rule)}
+        """What another server needs to continue, besides the states of the model and the optimizer."""
+        ledger = self._recorder.ledger
+        return {
+            "steps": self.steps,
+            "workers": self.workers,
+            "names": list(self.names),
+            "rule": self.core.state,
+            "of": identity(self.rule),
+            "ledger": None if ledger is None else ledger.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `state_dict` returned; load the states of the model and the optimizer first."""
+        """Continues from what `state_dict` returned; load the states of the model and the optimizer first.
+
+        A server with a folder needs the records of the same steps there.
+        """
         own = identity(self.rule)
         if state["of"] != own:
             raise ValueError(f"The state belongs to {state['of']}. Found {own}. Create the Server with the same rule.")
-        self._recorder.forget()
+        self._recorder.continue_from(None if state["ledger"] is None else Ledger.from_state_dict(state["ledger"]))
         self.steps, self.workers, self.core.state = state["steps"], state["workers"], state["rule"]
+        self.names, self.record = list(state["names"]), None
         self.core.statistics.due = self.steps
         self._refresh_statistics()
 
     def close(self) -> None:
-        """Closes the files of the folder; the next step would open them again."""
+        """Closes the files of the folder, which the next step would open again, and the watchers."""
         self._recorder.close()
 
     def __enter__(self) -> "Server":
@@ -144,6 +180,19 @@ class Server:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _members(self, gradients: Gradients) -> Members | None:
+        """Who is there, if gradients are passed by name. Raises if they were passed in another form before."""
+        there = None
+        if isinstance(gradients, Mapping):
+            there = members(gradients, self.names, dict(self.model.named_parameters()))
+        if self.workers is not None and (there is None) == bool(self.names):
+            now, before = ("in order", "by name") if there is None else ("by name", "in order")
+            raise ValueError(
+                f"A Server needs gradients in the same form at every step. Found workers {now}, which were {before} "
+                "at the steps before."
+            )
+        return there
 
     def _replies(self, gradients: Iterable[object], workers: int) -> Iterator[Reply]:
         """Each worker's entry as a reply with a flat vector [d]."""
@@ -203,15 +252,19 @@ class Server:
     @contextlib.contextmanager
     def _written(self, step: Step) -> Iterator[None]:
         """Writes the record of a step before the model takes it inside: a full disk raises, and no step is taken."""
-        record = step.record()
+        members = step.members
+        record = step.record(joined=[] if members is None else members.joined)
         with self._recorder.written(record):
             yield
         self.record = record
-        self.workers = step.workers
+        self.names = [] if members is None else members.names
+        self.workers = step.workers if members is None else len(members.names)
         self.steps += 1
 
 
-def _reasons(errors: Mapping[int, ReplyError]) -> str:
-    named = [f" Worker {worker} {error.text}." for worker, error in sorted(errors.items())]
+def _reasons(errors: Mapping[int, ReplyError], there: Members | None) -> str:
+    """What was wrong with the replies of the first few workers."""
+    names = {worker: worker if there is None else there.names[worker] for worker in sorted(errors)}
+    named = [f" Worker {name} {errors[worker].text}." for worker, name in names.items()]
     more = f" And {len(named) - MAX_REASONS} more." if len(named) > MAX_REASONS else ""
     return "".join(named[:MAX_REASONS]) + more

@@ -19,6 +19,7 @@ from zeno.records.ledger import Ledger
 from zeno.records.record import Record, finite
 from zeno.report.prometheus import Metrics
 from zeno.report.tensorboard import TensorBoard
+from zeno.server.recorder import Watcher
 from zeno.training import checkpoint
 from zeno.training.build import make_engine, make_problem
 from zeno.training.dry_run import dry_run
@@ -62,11 +63,10 @@ def train(
                 cluster.load_state(state["cluster"])
         journal = stack.enter_context(Journal(folder, run.to_toml() + execution.to_toml(), earlier))
         ledger = Ledger(run.workers, failure_rate=run.failure_rate)
-        watchers = _watchers(run, execution, folder, ledger, len(journal.records), stack)
+        watchers = _watchers(run, execution, folder, len(journal.records), stack)
         for record in journal.records:
             for watcher in watchers:
-                watcher(record)
-        watchers += [on_record] if on_record else []
+                watcher(record, ledger)
         most_resting = (run.workers - 1) // 2 if run.rule.tolerates is None else run.rule.tolerates  # in quarantine
         between_steps = True  # only then is the state of the engine one to continue from
 
@@ -94,7 +94,9 @@ def train(
                 if (step + 1) % execution.checkpoint_every == 0 and step + 1 < run.steps:
                     save()
                 for watcher in watchers:
-                    watcher(record)
+                    watcher(record, ledger)
+                if on_record is not None:
+                    on_record(record)
                 interrupt.check()
         finally:
             engine.close()  # ends the thread that tries candidates on the model, before the model is saved
@@ -107,17 +109,17 @@ def train(
 
 
 def _watchers(
-    run: Run, execution: ExecutionSettings, folder: Path | None, ledger: Ledger, first_step: int, stack: ExitStack
-) -> list[Callable[[Record], object]]:
+    run: Run, execution: ExecutionSettings, folder: Path | None, first_step: int, stack: ExitStack
+) -> list[Watcher]:
     """What receives every record besides the folder; closed with the stack. The ledger is first, if it is needed."""
     watched = run.quarantine or execution.tensorboard or execution.metrics_port is not None
-    found: list[Callable[[Record], object]] = [ledger.add] if watched else []
+    found: list[Watcher] = [lambda record, ledger: ledger.add(record)] if watched else []
     if execution.tensorboard:
         if folder is None:
             raise ValueError("TensorBoard needs a run folder. Found none. Pass a folder, or leave out tensorboard.")
-        found.append(stack.enter_context(TensorBoard(folder, ledger, first_step)))
+        found.append(stack.enter_context(TensorBoard(folder, first_step)))
     if execution.metrics_port is not None:
-        metrics = stack.enter_context(Metrics(execution.metrics_port, ledger))
+        metrics = stack.enter_context(Metrics(execution.metrics_port))
         log.info("metrics are at http://127.0.0.1:%d/metrics", metrics.port)
         found.append(metrics)
     return found

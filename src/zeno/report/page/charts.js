@@ -303,7 +303,7 @@ function workerChart(run, group, worker) {
   const typical = sizes[sizes.length >> 1] ?? 1;
   const isWide = sizes.length > 0 && sizes.at(-1) > 100 * typical;  // a score of -10^9 would flatten all the others
   return new Chart("worker-chart", group, data, {
-    title: `Scores of worker ${worker} by step, with the median and the best of all workers`,
+    title: `Scores of worker ${run.nameOf(worker)} by step, with the median and the best of all workers`,
     height: 240,
     scales: { y: isWide ? { distr: 4, asinh: typical } : {} },
     axes: [{}, { size: 72, values: (_, at) => at.map((v) => (v === null ? "" : figure(v, 3))) }],

@@ -63,8 +63,8 @@ class Run {
     const { rank, state, score, weight, ranked, largest, lr, own, accuracy, loss, seconds, alive, errors, skipped } = chunk;
     const cells = { rank, state, score, weight, ...(chunk.share && { share: chunk.share }) };
     const found = await unpackAll({ cells, lines: { ranked, largest, lr, own, accuracy, loss }, seconds, alive, errors, skipped });
-    const { name, settings, planned, notes, workers, bin, steps, summary, peaks, ledger, generation = 0 } = chunk;
-    Object.assign(this, { name, settings, planned, notes, workers, bin, steps, summary, peaks, ledger, generation });
+    const { name, settings, planned, notes, workers, bin, steps, num_lines: numLines, summary, peaks, ledger, generation = 0 } = chunk;
+    Object.assign(this, { name, settings, planned, notes, workers, bin, steps, numLines, summary, peaks, ledger, generation });
     const start = chunk.from / bin;
     for (const [name, array] of Object.entries(found.cells)) {
       this.cells[name] = joined(this.cells[name], array, start * workers);
@@ -157,8 +157,13 @@ class Run {
     return Number(faulty) ? `${faulty} of ${this.workers} workers faulty (${fault})` : "no faults";
   }
 
+  // The names of the suspects.
   get suspects() {
-    return this.ledger.rows.filter((row) => row.verdict === "suspect").map((row) => row.worker);
+    return this.ledger.rows.filter((row) => row.verdict === "suspect").map((row) => row.name);
+  }
+
+  nameOf(worker) {
+    return this.ledger.rows[worker].name;
   }
 
   // For each column, over the workers: the median and the best score.

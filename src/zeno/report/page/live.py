@@ -58,17 +58,28 @@ class Tail:
         complete = new[: new.rfind(b"\n") + 1]
         self._offset += len(complete)
         self._mark = (self._mark + complete)[-MARK:]
+        workers = self.run.workers
         self.run.extend(complete.split(b"\n")[:-1])
+        if 0 < workers < self.run.workers:  # the columns of the page have become longer
+            self.generation += 1
 
     def since(self, step: int, generation: int) -> Json:
-        """The run with its steps from the bin of `step` on; with all steps if the page knows another generation."""
+        """The run with its steps from the bin of `step` on; with all steps if the page knows another generation.
+
+        The step before is there too: something may have been measured after it since.
+        """
         is_known = generation == self.generation and 0 <= step <= len(self.run.records)
-        start = step // self.bin_size * self.bin_size if is_known else 0
+        start = max(0, step - 1) // self.bin_size * self.bin_size if is_known else 0
         return {**packed_run(self.run, self.bin_size, start), "generation": self.generation}
 
     def progress(self) -> Json:
-        steps = len(self.run.records)
-        return {"name": self.name, "generation": self.generation, "steps": steps, "over": self.is_over}
+        return {
+            "name": self.name,
+            "generation": self.generation,
+            "steps": len(self.run.records),
+            "num_lines": self.run.num_lines,
+            "over": self.is_over,
+        }
 
 
 class Live:

@@ -6,7 +6,9 @@ const ERROR_COLOUR = [122, 20, 62];
 const NOT_ASKED_COLOUR = [146, 150, 156];
 const MINUS = "\u2212";
 const SERVER = -1;  // in place of a worker's number
-const LEFT = 66;  // pixels beside the map for the numbers and marks of the workers
+const MARKS = 44;  // pixels for the marks of the workers, left of their names
+
+const LABEL = 11.5;  // pixels, the size of the names
 
 const isFaulty = (row) => row.faulty > 0.5;  // at most steps
 
@@ -33,10 +35,11 @@ class WorkerMap {
     this.order = Array.from({ length: run.workers }, (_, worker) => worker);
     this.at = { step: 0, row: 0 };
     this.picked = null;
+    this.room = this.widest();  // pixels for the names
     this.chart = new Chart("map", group, () => this.data(), {
       title: "Map of workers and steps. The table of the workers below has the numbers.",
       height: () => this.height(),
-      padding: [8, 14, 0, LEFT],
+      padding: [8, 14, 0, this.room + MARKS],
       scales: { y: { dir: -1, range: () => [-0.5, this.order.length - 0.5] } },
       axes: [{ grid: { show: false } }, { show: false }],
       series: [{}, { show: false, points: { show: false } }],
@@ -52,6 +55,12 @@ class WorkerMap {
     this.chart.plot.over.addEventListener("mouseup", (event) => { this.upAt = event.clientX; });
     this.chart.pointAt = (step) => this.pointAt(step);
     group.listeners.push((step, from) => { if (from === this.chart) this.hovered(step); });
+  }
+
+  widest() {
+    const ctx = new OffscreenCanvas(1, 1).getContext("2d");
+    ctx.font = `700 ${LABEL}px system-ui, sans-serif`;
+    return Math.ceil(Math.max(22, ...this.run.ledger.rows.map((row) => ctx.measureText(shortened(row.name)).width)));
   }
 
   dragged() {
@@ -227,13 +236,13 @@ class WorkerMap {
     }
   }
 
-  // Beside each row: its number, a triangle for a suspect, F for an injected fault.
+  // Beside each row: its name, a triangle for a suspect, F for an injected fault.
   drawLabels(plot) {
     const { ctx, bbox } = plot;
     const { order, run } = this;
     const ratio = uPlot.pxRatio;
     const tall = bbox.height / order.length;
-    const rows = order.map((worker) => (worker === SERVER ? { worker: "server" } : run.ledger.rows[worker]));
+    const rows = order.map((worker) => (worker === SERVER ? { worker: "server", name: "server" } : run.ledger.rows[worker]));
     const labelled = this.labelled(rows, tall / ratio);
     ctx.textBaseline = "middle";
     ctx.textAlign = "right";
@@ -246,11 +255,11 @@ class WorkerMap {
       }
       if (isLabelled) {
         ctx.fillStyle = css(isSuspect || row.worker === this.picked ? "--ink" : "--soft");
-        ctx.font = `${isSuspect || row.worker === this.picked ? "700 " : ""}${11.5 * ratio}px system-ui, sans-serif`;
-        ctx.fillText(String(row.worker), bbox.left - 6 * ratio, y);
+        ctx.font = `${isSuspect || row.worker === this.picked ? "700 " : ""}${LABEL * ratio}px system-ui, sans-serif`;
+        ctx.fillText(shortened(row.name), bbox.left - 6 * ratio, y);
       }
-      if (isFaulty(row)) this.drawKnown(ctx, bbox.left - 48 * ratio, y, tall, isLabelled && tall >= 10 * ratio);
-      if (isSuspect) triangle(ctx, bbox.left - 34 * ratio, y, Math.max(2.5 * ratio, Math.min(4.5 * ratio, tall / 2)), css("--warn"));
+      if (isFaulty(row)) this.drawKnown(ctx, bbox.left - (this.room + 26) * ratio, y, tall, isLabelled && tall >= 10 * ratio);
+      if (isSuspect) triangle(ctx, bbox.left - (this.room + 12) * ratio, y, Math.max(2.5 * ratio, Math.min(4.5 * ratio, tall / 2)), css("--warn"));
       if (row.worker === this.picked) {
         ctx.strokeStyle = css("--ink");
         ctx.lineWidth = 1.5 * ratio;
@@ -268,7 +277,7 @@ class WorkerMap {
     } else ctx.fillRect(x - 6 * ratio, y - tall / 2, 3 * ratio, Math.max(1, tall));
   }
 
-  // The rows with room for their number: all, or the suspects first and then some at even distances.
+  // The rows with room for their name: all, or the suspects first and then some at even distances.
   labelled(rows, tall) {
     const found = new Set();
     const apart = Math.ceil(12 / tall);
@@ -319,7 +328,7 @@ function describe(run, worker, step) {
   if (state & LATE) parts.push("a late reply to an earlier step arrived");
   const known = run.ledger.rows[worker].faulty === null ? "" : state & FAULTY ? " Made faulty at this step." : " Not made faulty at this step.";
   const server = run.hasServer && !Number.isNaN(own) ? ` The server's own share is ${figure(own, 2)}.` : "";
-  return `Worker ${worker}, ${where}: ${parts.join(", ")}.${known}${server}`;
+  return `Worker ${run.nameOf(worker)}, ${where}: ${parts.join(", ")}.${known}${server}`;
 }
 
 // As exact as one byte is.
@@ -342,7 +351,7 @@ function noUpdate(run, step) {
 
 function stateAt(run, worker, step, state) {
   if (state & ERROR) return `no usable reply (${run.errorAt(worker, step)})`;
-  if (state & NOT_ASKED) return "not asked (quarantined)";
+  if (state & NOT_ASKED) return "not asked";
   if (state & KEPT) return "kept";
   if (state & DROPPED) return "dropped";
   return run.skipped.step.includes(step) ? noUpdate(run, step) : "no worker was kept at this step";
@@ -386,7 +395,7 @@ function mapLegend(run) {
   if (seen & DROPPED) parts.push(chip(dropped.map(palette), run.ranks ? "dropped; darker: lower score" : "dropped", "\u00d7"));
   if (run.cells.weight.some((weight) => weight < 0)) parts.push(chip([55].map(palette), "kept with a negative weight: subtracted", MINUS));
   if (seen & ERROR) parts.push(chip([ERROR_COLOUR], "no usable reply", "!"));
-  if (seen & NOT_ASKED) parts.push(chip([NOT_ASKED_COLOUR], "not asked (quarantined), hatched", "/"));
+  if (seen & NOT_ASKED) parts.push(chip([NOT_ASKED_COLOUR], "not asked, hatched", "/"));
   if (run.hasServer) parts.push(chip([0, 125, 249].map(palette), "server: none, half or all of the update is its own gradient"));
   if (run.suspects.length) parts.push(sign("\u25b6", "suspect"));
   if (run.ledger.rows.some(isFaulty)) parts.push(sign("F", `made faulty in this simulation${run.workers > 40 ? " (a bar if rows are narrow)" : ""}`));

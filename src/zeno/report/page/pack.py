@@ -59,7 +59,7 @@ def _zipped(raw: bytes) -> str:
 
 def pack(records: Sequence[Record], workers: int, bin_size: int, start: int = 0) -> Json:
     """The steps from `start` on, which is the first step of a bin."""
-    records = records[start:]
+    records = [record.widened(workers) for record in records[start:]]
     score, rank, state, weight = _cells(records, workers)
     texts = _Texts()
     errors = [(r.step, i, texts.index(e.text, e.kind.value)) for r in records for i, e in r.errors.items()]
@@ -142,7 +142,7 @@ def _columns(records: Sequence[Record], bin_size: int) -> Json:
     return {
         "lr": column(_last, (r.lr for r in records)),
         "own": column(_mean, (None if r.kept is None else r.own for r in records)),
-        "accuracy": column(_last, (r.accuracy if r.evaluated else None for r in records)),
+        "accuracy": column(_last, (r.accuracy for r in records)),
         "loss": column(_last, (loss(r) if r.evaluated else None for r in records)),
         "seconds": {phase: column(_mean, (r.seconds.get(phase, 0.0) for r in records)) for phase in phases},
         "alive": {kind: column(_last, (r.workers.get(kind) for r in records)) for kind in kinds},
@@ -192,6 +192,7 @@ def packed_run(run: RunView, bin_size: int, start: int = 0) -> Json:
         "planned": run.planned,
         "notes": run.notes,
         "steps": len(run.records),
+        "num_lines": run.num_lines,
         "peaks": _peaks(run.records),
         "summary": {name: _finite(value) for name, value in asdict(summarize(run.records)).items()},
         "ledger": {

@@ -121,7 +121,7 @@ function pick(worker) {
   const isKnown = worker !== null && worker >= 0 && worker < page.run.workers;
   page.picked = isKnown ? worker : null;
   page.map.picked = page.picked;
-  byId("pick").value = page.picked ?? "";
+  byId("pick").value = page.picked === null ? "" : page.run.nameOf(page.picked);
   if (page.picked === null && byId("show").value === "picked") byId("show").value = "all";
   showWorker();
   page.ledgerTable.fill(page.run.ledger.rows);
@@ -137,7 +137,7 @@ function showWorker() {
   }
   show("worker-part", picked !== null);
   if (picked === null) return;
-  byId("worker-title").textContent = `Worker ${picked}`;
+  byId("worker-title").textContent = `Worker ${run.nameOf(picked)}`;
   fillWorker();
   show("worker-chart", run.ranks);
   show("worker-legend", run.ranks);
@@ -264,7 +264,7 @@ function bindControls() {
     if (byId("show").value === "picked" && page.picked === null) pick(page.map?.order[page.map.at.row] ?? 0);
     else arrange();
   });
-  byId("pick").addEventListener("change", () => pick(/^\d+$/.test(byId("pick").value.trim()) ? Number(byId("pick").value) : null));
+  byId("pick").addEventListener("change", () => pick(page.run.ledger.rows.find((row) => row.name === byId("pick").value.trim())?.worker ?? null));
   byId("unpick").addEventListener("click", () => { pick(null); byId("map").focus(); });
   byId("whole").addEventListener("click", () => page.group?.whole());
   byId("in").addEventListener("click", () => page.group?.scale(0.5, page.map?.at.step ?? null));
@@ -334,7 +334,7 @@ class Gone extends Error {}
 // Loads new steps of a run; a run of another generation is reloaded from its first step.
 async function follow(name, is) {
   let run = page.runs.find((one) => one.name === name);
-  if (run && run.generation === is.generation && run.steps === is.steps) return false;
+  if (run && run.generation === is.generation && run.numLines === is.num_lines) return false;
   const isNew = !run;
   run ??= Object.assign(new Run(), { name });
   const { run: chunk } = await ask(run);

@@ -84,7 +84,7 @@ function evidenceCell(row, threshold) {
 function ledgerTable(options) {
   const numbers = (name) => (row) => row[name];
   return new Table("ledger", [
-    { title: "Worker", value: numbers("worker"), cell: (row) => String(row.worker) },
+    { title: "Worker", value: numbers("worker"), cell: (row) => row.name },
     { title: "Verdict", value: (row) => row.verdict, cell: verdictCell, isText: true, isDown: true },
     { title: "Since step", value: numbers("since"), cell: (row) => (row.since === null ? "-" : whole(row.since)) },
     { title: "Evidence", value: numbers("evidence"), cell: (row) => evidenceCell(row, options.threshold()), isDown: true },
@@ -95,7 +95,7 @@ function ledgerTable(options) {
     { title: "Longest streak", value: numbers("streak"), cell: (row) => whole(row.streak), isDown: true },
     { title: "Errors", value: (row) => total(row.errors), cell: (row) => errorsText(row.errors), isText: true, isDown: true },
     { title: "Late", value: numbers("late"), cell: (row) => whole(row.late), isDown: true },
-    { title: "Quarantined", value: numbers("quarantined"), cell: (row) => whole(row.quarantined), isDown: true },
+    { title: "Not asked", value: numbers("quarantined"), cell: (row) => whole(row.quarantined), isDown: true },
     { title: "Made faulty", value: numbers("faulty"), cell: (row) => (row.faulty === null ? "-" : row.faulty === 0 ? "no" : row.faulty === 1 ? "yes" : percent(row.faulty, 0)), isDown: true },
   ], { ...options, style: (row) => row.verdict });
 }

@@ -64,6 +64,9 @@ function listed(items, most = 12) {
   return shown.length < 2 ? shown.join("") : `${shown.slice(0, -1).join(", ")} and ${shown.at(-1)}`;
 }
 
+// A name cut to so many letters.
+const shortened = (name, most = 20) => ([...name].length <= most ? name : `${[...name].slice(0, most - 1).join("")}\u2026`);
+
 // Rising steps as "3, 5 to 9, 20".
 function ranges(steps, most = 24) {
   const found = [];
