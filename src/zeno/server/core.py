@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zeno.problem.nested import NestedBatch
 from zeno.problem.oracle import OWN_STATISTICS_FROM, LossOracle
 from zeno.problem.problem import Problem
 from zeno.problem.threads import one_thread
@@ -292,18 +293,19 @@ class RunningStatistics:
     problem: Problem
     samples: SampleSource
     due: int | None = 0  # the step whose parameters they must be computed for; None: they are up to date
-    _inputs: Tensor | None = None  # drawn ahead
+    _drawn: Tensor | NestedBatch | None = None  # ahead: inputs [n, ...], or batches
 
     def draw(self, step: int) -> None:
         """Draws the samples of the next refresh now: whatever can fail does so before the model changes."""
         if self.problem.norms:
-            self._inputs = self.samples.take(STATISTICS_SAMPLES, "statistics", step).inputs
+            batch = self.samples.take(STATISTICS_SAMPLES, "statistics", step)
+            self._drawn = batch if isinstance(batch, NestedBatch) else batch.inputs
 
     def refresh(self, x: Tensor) -> None:
         """Computes them for the parameters x [d], unless they are up to date."""
         if self.problem.norms and self.due is not None:
-            if self._inputs is None:
+            if self._drawn is None:
                 self.draw(self.due)
-            assert self._inputs is not None
-            self.problem.refresh(x, self._inputs)
-            self.due = self._inputs = None
+            assert self._drawn is not None
+            self.problem.refresh(x, self._drawn)
+            self.due = self._drawn = None

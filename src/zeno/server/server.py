@@ -11,7 +11,7 @@ Shapes: m workers, d trainable parameters, n samples.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from zeno.problem.flat import unflatten
-from zeno.problem.problem import Loss, Problem
+from zeno.problem.losses import Loss, takes_batch
+from zeno.problem.problem import Problem
 from zeno.records.ledger import Ledger
 from zeno.records.record import Record
 from zeno.rules.rule import Aggregate, Rule
@@ -38,23 +39,28 @@ MAX_REASONS = 3  # in an error
 class Server:
     """Scores the workers' gradients on the server's samples and applies the rule's update to the model.
 
-    `data` yields batches (inputs, targets), as a `DataLoader` does, and is restarted whenever it ends. The server takes
-    as many samples as the rule needs, whatever the batch size; pass None for a rule that needs none. With a `folder`,
-    a record of every step is written there, for `zeno suspects`, `zeno report` and `zeno watch`.
+    A `loss` whose first parameter is named `model` is called as `loss(model, batch)`, with a batch as `data` yields it:
+    tensors with one row per sample, in dicts, lists, tuples or dataclasses. Any other is called as `loss(outputs,
+    targets)`, and batches are (inputs, targets). Both return the mean over the samples.
+
+    `data` is restarted whenever it ends, as a `DataLoader` can be. The server takes as many samples as the rule needs,
+    whatever the batch size; pass None for a rule that needs none. With a `folder`, a record of every step is written
+    there, for `zeno suspects`, `zeno report` and `zeno watch`.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,  # (outputs [n, ...], targets [n, ...]) -> the mean over the samples
+        loss: Loss,  # loss(model, batch), or loss(outputs [n, ...], targets [n, ...])
         optimizer: Optimizer,
-        data: Iterable[Sequence[Tensor]] | None,
+        data: Iterable[Any] | None,
         rule: Rule | None = None,  # None: ZenoAuto()
         *,
         folder: str | Path | None = None,
     ) -> None:
         rule = ZenoAuto() if rule is None else rule
-        check(model, loss, optimizer, rule, data)
+        check(model, optimizer, rule, data)
+        nested = takes_batch(loss)
         self.model = model
         self.optimizer = optimizer
         self.rule = rule
@@ -62,7 +68,8 @@ class Server:
         self.workers: int | None = None  # m, known from the first step on
         self.steps = 0  # taken or skipped
         self.record: Record | None = None  # of the last step
-        samples = LoaderSamples(data, self.problem.flat.device, rule)  # the parameters are views of `flat` from here on
+        device = self.problem.flat.device  # the parameters are views of `flat` from here on
+        samples = LoaderSamples(data, device, rule, nested)
         self.core = Core(self.problem, rule, samples)
         self._recorder = Recorder(None if folder is None else Path(folder), rule)
         self._x: Tensor | None = None  # [d], where the parameters are kept while candidates are tried
