@@ -96,6 +96,14 @@ def test_transformer_learns_from_the_one_good_worker_of_20() -> None:
     assert mean > with_zeno + 2
 
 
+def test_hugging_face_learns_with_3_of_8_faulty_and_names_them() -> None:
+    text = example("hugging_face.py")
+    mean, with_zeno = numbers(r"accuracy: mean (\S+%), Zeno (\S+%)", text)
+    assert mean < 0.3, "worse than guessing"
+    assert with_zeno > 0.85
+    assert suspects_in(text) == [0, 1, 2]
+
+
 def test_regression_survives_wrong_units() -> None:
     text = example("regression.py")
     good, with_zeno, mean = numbers(r"error: good ones (\S+), Zeno (\S+), mean (\S+) mmol/l", text)

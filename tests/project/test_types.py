@@ -47,6 +47,10 @@ def stream(rows: list[Tensor]) -> Iterator[Tensor]:
     yield from rows
 
 
+def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.mse_loss(model(batch["x"]), batch["y"])
+
+
 def loop() -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -68,6 +72,7 @@ def loop() -> None:
         assert_type(server.record, zeno.Record | None)
         server.load_state_dict(server.state_dict())
     zeno.Server(model, nn.MSELoss(), optimizer, [(torch.zeros(2, 3), torch.zeros(2, 2))])
+    zeno.Server(model, loss, optimizer, [{"x": torch.zeros(2, 3), "y": torch.zeros(2, 2)}])
     assert_type(zeno.distributed.step(model, optimizer, server), zeno.Aggregate | None)
 
 

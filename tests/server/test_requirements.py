@@ -56,7 +56,14 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
             "A Server needs the model itself. Found it wrapped in DataParallel, which averages all gradients before "
             "they can be checked. Pass model.module.",
         ),
-        "no loss": (lambda: server(loss=0.3), "A Server needs loss as a function of outputs and targets. Found float."),
+        "no loss": (
+            lambda: server(loss=0.3),
+            "A Server needs loss as a function: loss(outputs, targets) or loss(model, batch). Found float.",
+        ),
+        "a loss of the batch alone": (
+            lambda: server(loss=lambda batch: model(batch[0]).mean()),
+            "A Server needs loss as a function: loss(outputs, targets) or loss(model, batch). Found <lambda>(batch).",
+        ),
         "no optimizer": (
             lambda: server(optimizer=torch.optim.SGD),
             "A Server needs optimizer as a torch.optim.Optimizer. Found type.",
@@ -165,12 +172,13 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
         ),
         "samples of several lengths": (
             lambda: server(data=[(INPUTS[:2], TARGETS[:2]), (INPUTS[:2, :5], TARGETS[:2])]).step([torch.zeros(74)] * 3),
-            "A Server needs samples of one shape. Found inputs of [6], [5] in batches. Pad all to one length.",
+            "A Server needs samples of one shape for a loss of (outputs, targets). Found inputs of [6], [5] in "
+            "batches. Pad all to one length, or pass a loss of (model, batch).",
         ),
         "no batches at all": (
             lambda: server(data=[(INPUTS[0], TARGETS[0])]).step([torch.zeros(74)] * 3),
-            "A Server needs data in batches of two tensors: (inputs, targets). Found ([6], []). Map each batch "
-            "to two tensors with one row per sample.",
+            "A Server needs batches of two tensors, (inputs, targets), for a loss of (outputs, targets). Found "
+            "([6], []). For other batches, pass a loss(model, batch), with its first parameter named `model`.",
         ),
         "nobody": (lambda: server().step([]), "A Server needs at least one worker. Found no gradients."),
         "an iterator at first": (
@@ -194,13 +202,13 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
         ),
         "batches of one tensor": (
             lambda: server(data=[INPUTS]).step([torch.zeros(74)] * 3),
-            "A Server needs data in batches of two tensors: (inputs, targets). Found ([400, 6]). Map each batch "
-            "to two tensors with one row per sample.",
+            "A Server needs batches of two tensors, (inputs, targets), for a loss of (outputs, targets). Found "
+            "([400, 6]). For other batches, pass a loss(model, batch), with its first parameter named `model`.",
         ),
         "batches by name": (
             lambda: server(data=[{"x": INPUTS, "y": TARGETS}]).step([torch.zeros(74)] * 3),
-            "A Server needs data in batches of two tensors: (inputs, targets). Found (a dict). Map each batch "
-            "to two tensors with one row per sample.",
+            "A Server needs batches of two tensors, (inputs, targets), for a loss of (outputs, targets). Found "
+            "(a dict). For other batches, pass a loss(model, batch), with its first parameter named `model`.",
         ),
         "fewer targets": (
             lambda: server(data=[(INPUTS, TARGETS[:3])]).step([torch.zeros(74)] * 3),
@@ -208,8 +216,8 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
         ),
         "a model of two outputs": (
             lambda: server(model=two, optimizer=torch.optim.SGD(two.parameters(), lr=0.1)).step([torch.zeros(80)] * 3),
-            "A Problem needs a model that returns one tensor with one row per sample. Found tuple. Wrap the model so "
-            "that it returns what the loss needs.",
+            "A Problem needs a model that returns one tensor with one row per sample. Found tuple. Pass a loss of "
+            "(model, batch), which reads what it needs.",
         ),
         "too few workers": (
             lambda: server().step([torch.zeros(74)]),

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 import zeno
 from support.own_loops import INPUTS, TARGETS, gradients_of, layer, loader, make, net, parameters, sent_by
+from zeno.problem.nested import read as read_batch
 from zeno.records.folder import read
 from zeno.records.ledger import ledger_of
-from zeno.server.samples import half_of
+from zeno.server.samples import halves_of
 from zeno.workers.reply import NO_REPLY
 
 # One step, against what the paper says, worked out here
@@ -671,7 +672,7 @@ def test_a_first_step_that_raises_leaves_the_folder_usable(tmp_path: Path) -> No
 
 
 def test_a_server_continues_where_another_stopped(tmp_path: Path) -> None:
-    halves = torch.tensor([half_of(*sample) for sample in zip(INPUTS, TARGETS, strict=True)])
+    halves = halves_of(read_batch((INPUTS, TARGETS), torch.device("cpu")))
     some = torch.cat([(halves == half).nonzero().flatten()[:100] for half in (0, 1)])
     batches = [(INPUTS[some], TARGETS[some])]  # as many as there are, so that every draw is of all of them
     rule = zeno.ZenoAuto(samples=200)

@@ -27,6 +27,14 @@ class Batch(NamedTuple):
     inputs: Tensor  # [n, ...]
     targets: Tensor  # [n, ...]
 
+    @property
+    def size(self) -> int:  # n
+        return len(self.targets)
+
+    def cut(self, where: slice) -> "Batch":
+        """The samples in a slice."""
+        return Batch(self.inputs[where], self.targets[where])
+
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Dataset:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from zeno.problem.dataset import Batch
 from zeno.problem.errors import text_of
+from zeno.problem.nested import NestedBatch
 from zeno.problem.threads import one_thread, side_by_side
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class LossOracle:
     problem: "Problem"
     params: Tensor  # x [d]
     lr: float | Tensor  # [d] where parameters have different learning rates
-    batch: Batch
+    batch: Batch | NestedBatch
     own_statistics: bool | None = None  # normalise with batch or running statistics; None: by the number of samples
     _starts: dict[int, tuple[Tensor, float]] = field(default_factory=dict, init=False, repr=False)  # by number of parts
 
@@ -52,9 +53,9 @@ class LossOracle:
 
     def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
         """The descents [m, 1] on the samples of this oracle, which cannot draw others: raises for another number."""
-        if samples != len(self.batch.targets):
+        if samples != self.batch.size:
             raise ValueError(
-                f"The rule asks for {samples} fresh samples. Found an oracle of {len(self.batch.targets)} fixed ones. "
+                f"The rule asks for {samples} fresh samples. Found an oracle of {self.batch.size} fixed ones. "
                 "Use zeno.Server, or a rule with a fixed number of samples."
             )
         return self.descents_in_parts(candidates, 1)
@@ -86,7 +87,7 @@ class LossOracle:
         problems = self.problem.replicas(at_once, self.batch)
         with contextlib.ExitStack() as modes:
             for problem in problems:
-                modes.enter_context(self._scoring(problem))
+                modes.enter_context(self._scoring(problem, parts))
             for row, loss in side_by_side(loss_after, problems, range(len(candidates))):
                 losses[row] = torch.tensor(loss, dtype=torch.float64)
         if problems == [self.problem]:
@@ -120,10 +121,10 @@ class LossOracle:
 
     @cached_property
     def _half_gradients(self) -> Tensor:
-        size = len(self.batch.targets) // 2
+        size = self.batch.size // 2
         if size < 1:
-            raise ValueError(f"Gradients on two halves need two samples or more. Found {len(self.batch.targets)}.")
-        halves = [Batch(*(part[where] for part in self.batch)) for where in (slice(size), slice(size, None))]
+            raise ValueError(f"Gradients on two halves need two samples or more. Found {self.batch.size}.")
+        halves = [self.batch.cut(where) for where in (slice(size), slice(size, None))]
         with one_thread(), self._scoring(self.problem):
             return torch.stack([self.problem.gradient_here(half) for half in halves])
 
@@ -136,19 +137,26 @@ class LossOracle:
     def _start(self, parts: int) -> tuple[Tensor, float]:
         """f_r(x) on each part, and the seconds it took; computed once."""
         if parts not in self._starts:
-            with one_thread(), self._scoring(self.problem):
+            with one_thread(), self._scoring(self.problem, parts):
                 began = time.perf_counter()
                 losses = self.problem.losses_here(self.batch, parts)
                 self._starts[parts] = torch.tensor(losses, dtype=torch.float64), time.perf_counter() - began
         return self._starts[parts]
 
     @contextlib.contextmanager
-    def _scoring(self, problem: "Problem") -> Iterator[None]:
+    def _scoring(self, problem: "Problem", parts: int = 1) -> Iterator[None]:
         if problem is self.problem:
             problem.load(self.params)
         problem.model.eval()
-        if self.own_statistics or (self.own_statistics is None and len(self.batch.targets) >= OWN_STATISTICS_FROM):
+        own = self.own_statistics
+        if self._at_once(parts) >= OWN_STATISTICS_FROM if own is None else own:
             for norm in problem.norms:
                 norm.train()
         with problem.buffers_unchanged():
             yield
+
+    def _at_once(self, parts: int) -> int:
+        """The fewest samples in one forward pass."""
+        if isinstance(self.batch, NestedBatch):
+            return min(piece.size for part in self.batch.parts(parts) for piece in part.pieces)
+        return self.batch.size

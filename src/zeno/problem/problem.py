@@ -21,12 +21,18 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from zeno.problem.dataset import Batch
 from zeno.problem.flat import trainable, unflatten
+from zeno.problem.losses import (
+    Loss,
+    loss_of_outputs,
+    loss_of_piece,
+    loss_of_pieces,
+    precise_loss,
+    precise_loss_of_pieces,
+)
+from zeno.problem.nested import NestedBatch
 from zeno.problem.oracle import LossOracle
 from zeno.problem.replicas import Replicas
 from zeno.problem.threads import Draws
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(outputs [n, ...], targets [n, ...]) -> the mean loss over the samples."""
 
 PRECISIONS: dict[str, torch.dtype | None] = {"float32": None, "bf16": torch.bfloat16}
 """Precision of gradients: that of the parameters, or bfloat16 where torch's autocast uses it."""
@@ -134,7 +140,9 @@ class Problem:
         gradients: Tensor = at_once(params.detach(), inputs, targets)
         return gradients
 
-    def at(self, params: Tensor, lr: float | Tensor, batch: Batch, own_statistics: bool | None = None) -> LossOracle:
+    def at(
+        self, params: Tensor, lr: float | Tensor, batch: Batch | NestedBatch, own_statistics: bool | None = None
+    ) -> LossOracle:
         """The loss on these samples at these parameters [d]: its gradient, and the descent of candidates.
 
         `lr` is one learning rate, or one for each parameter [d].
@@ -154,8 +162,11 @@ class Problem:
         """
         return self.at(params, lr, batch, own_statistics).descents(candidates)
 
-    def refresh(self, params: Tensor, inputs: Tensor) -> None:
-        """Sets the running statistics to those of these samples [n, ...] under these parameters, and no others."""
+    def refresh(self, params: Tensor, samples: Tensor | NestedBatch) -> None:
+        """Sets the running statistics to those of these samples under these parameters, and no others.
+
+        The samples are inputs [n, ...], or batches for a loss of (model, batch).
+        """
         self.load(params)
         self.model.eval()
         momenta = [norm.momentum for norm in self.norms]
@@ -165,25 +176,34 @@ class Problem:
             norm.momentum = None  # a plain average over what has been seen since the reset
         try:
             with torch.no_grad():
-                self._outputs(inputs)
+                if isinstance(samples, Tensor):
+                    self._outputs(samples)
+                else:
+                    self._refresh_by_piece(samples)
         finally:
             for norm, momentum in zip(self.norms, momenta, strict=True):
                 norm.momentum = momentum
 
-    def losses_here(self, batch: Batch, parts: int = 1) -> list[float]:
+    def losses_here(self, batch: Batch | NestedBatch, parts: int = 1) -> list[float]:
         """The loss at the current parameters on each of `parts` equal parts of the batch; left-over samples are unused.
 
-        In float64 from the outputs on: scores are far smaller than losses.
+        In float64 from the outputs on: scores are far smaller than losses. A loss of (model, batch) computes its
+        outputs itself: there, only the mean over the pieces is in float64.
         """
-        size = len(batch.targets) // parts
+        size = batch.size // parts
         with torch.no_grad():
+            if isinstance(batch, NestedBatch):
+                return [precise_loss_of_pieces(self.loss_of, self.model, part) for part in batch.parts(parts)]
             outputs = self._outputs(batch.inputs)
             slices = [slice(k * size, (k + 1) * size) for k in range(parts)]
-            return [self._precise_loss(outputs[part], batch.targets[part]) for part in slices]
+            return [precise_loss(self.loss_of, outputs[part], batch.targets[part]) for part in slices]
 
-    def gradient_here(self, batch: Batch, precision: str = "float32") -> Tensor:
+    def gradient_here(self, batch: Batch | NestedBatch, precision: str = "float32") -> Tensor:
         """The gradient [d] at the current parameters."""
-        loss = self._loss(lambda: self._outputs(batch.inputs), batch.targets, precision)
+        if isinstance(batch, NestedBatch):
+            loss = loss_of_pieces(self.loss_of, self.model, batch)
+        else:
+            loss = self._loss(lambda: self._outputs(batch.inputs), batch.targets, precision)
         gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         return torch.cat([g.flatten() for g in gradients])
 
@@ -203,29 +223,29 @@ class Problem:
         if not isinstance(outputs, Tensor):
             raise ValueError(
                 "A Problem needs a model that returns one tensor with one row per sample. "
-                f"Found {type(outputs).__name__}. Wrap the model so that it returns what the loss needs."
+                f"Found {type(outputs).__name__}. Pass a loss of (model, batch), which reads what it needs."
             )
         return outputs
+
+    def _refresh_by_piece(self, batch: NestedBatch) -> None:
+        statistics = [s for norm in self.norms for s in (norm.running_mean, norm.running_var) if s is not None]
+        means = [torch.zeros_like(statistic) for statistic in statistics]
+        for piece in batch.pieces:
+            for norm in self.norms:
+                norm.reset_running_stats()
+            loss_of_piece(self.loss_of, self.model, piece)
+            for mean, statistic in zip(means, statistics, strict=True):
+                mean.add_(statistic, alpha=piece.size / batch.size)
+        for mean, statistic in zip(means, statistics, strict=True):
+            statistic.copy_(mean)
 
     def _loss(self, outputs: Callable[[], Tensor], targets: Tensor, precision: str) -> Tensor:
         dtype = PRECISIONS[precision]
         if dtype is None:
-            return self.loss_of(outputs(), targets)
+            return loss_of_outputs(self.loss_of, outputs(), targets)
         with torch.autocast(self._flat.device.type, dtype):
             low = outputs()
-        return self.loss_of(low.to(self._flat.dtype), targets)
-
-    def _precise_loss(self, outputs: Tensor, targets: Tensor) -> float:
-        try:
-            loss = self.loss_of(outputs.double(), targets.double() if targets.is_floating_point() else targets)
-        except RuntimeError:  # a loss with float32 weights
-            loss = self.loss_of(outputs, targets)
-        if loss.numel() != 1:
-            raise ValueError(
-                f"A Problem needs a loss of one number, the mean over the samples. Found shape {list(loss.shape)}. "
-                "Pass reduction='mean', or take its mean."
-            )
-        return float(loss)
+        return loss_of_outputs(self.loss_of, low.to(self._flat.dtype), targets)
 
 
 def kind_of(tensor: Tensor) -> str:

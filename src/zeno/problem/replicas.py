@@ -4,6 +4,7 @@ import copy
 from typing import TYPE_CHECKING
 
 from zeno.problem.dataset import Batch
+from zeno.problem.nested import NestedBatch
 from zeno.problem.threads import one_thread
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class Replicas:
         self._possible = True
         self._made_of: object = None  # the modules and buffers of the model when they were made
 
-    def __call__(self, number: int, batch: Batch) -> "list[Problem]":
+    def __call__(self, number: int, batch: Batch | NestedBatch) -> "list[Problem]":
         """`number` copies, tested on a few of the samples; the original alone if one is enough or none can be made."""
         model = self.original.model
         hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
@@ -31,14 +32,14 @@ class Replicas:
         if made_of != self._made_of:
             self._made_of, self._copies, self._possible = made_of, [], True
         while self._possible and len(self._copies) < number:
-            self._possible = self._add(Batch(batch.inputs[:4], batch.targets[:4]))
+            self._possible = self._add(batch.cut(slice(4)))
         if not self._possible:
             return [self.original]
         for replica in self._copies[:number]:
             self._synchronise(replica)
         return self._copies[:number]
 
-    def _add(self, batch: Batch) -> bool:
+    def _add(self, batch: Batch | NestedBatch) -> bool:
         """Adds a copy, if one can be made that computes with its own parameters."""
         frozen = {id(p): p for p in self.original.model.parameters() if not p.requires_grad}  # shared, not copied
         try:

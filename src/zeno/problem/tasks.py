@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from zeno.problem.dataset import Dataset, generator
 from zeno.problem.download import data_folder
+from zeno.problem.losses import Loss
 from zeno.problem.models import MODELS
-from zeno.problem.problem import Loss
 from zeno.problem.registry import build, find
 
 

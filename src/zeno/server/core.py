@@ -15,9 +15,8 @@ Shapes: m workers, d parameters, n samples, p parts of the samples.
 """
 
 import math
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zeno.problem.nested import NestedBatch
 from zeno.problem.oracle import OWN_STATISTICS_FROM, LossOracle
 from zeno.problem.problem import Problem
 from zeno.problem.threads import one_thread
@@ -34,6 +34,7 @@ from zeno.rules.linalg.passes import dots, largest_number, squared_norms
 from zeno.rules.rule import Aggregate, Rule, TooFewUsable
 from zeno.rules.streaming import Arrivals
 from zeno.rules.zeno import Zeno
+from zeno.server.clock import Clock
 from zeno.server.members import Members
 from zeno.server.samples import SampleSource
 from zeno.server.scorers import Scorer
@@ -225,23 +226,9 @@ def _rounded(numbers: Iterable[float]) -> list[float | None]:
     return finite(float(f"{number:.4g}") for number in numbers)
 
 
-class Clock:
-    """Seconds by phase; time in an inner phase does not count for the outer one."""
-
-    def __init__(self) -> None:
-        self.seconds = {"gradients": 0.0, "scores": 0.0, "rule": 0.0}  # other phases are added when they end
-        self._inner = 0.0
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        outer, self._inner = self._inner, 0.0
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            elapsed = time.perf_counter() - start
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + elapsed - self._inner
-            self._inner = outer + elapsed
+def most_resting(rule: Rule, workers: int) -> int:
+    """How many workers may be in quarantine at once: as many as the rule tolerates, or a minority."""
+    return (workers - 1) // 2 if rule.tolerates is None else rule.tolerates
 
 
 @dataclass(eq=False)
@@ -333,18 +320,19 @@ class RunningStatistics:
     problem: Problem
     samples: SampleSource
     due: int | None = 0  # the step whose parameters they must be computed for; None: they are up to date
-    _inputs: Tensor | None = None  # drawn ahead
+    _drawn: Tensor | NestedBatch | None = None  # ahead: inputs [n, ...], or batches
 
     def draw(self, step: int) -> None:
         """Draws the samples of the next refresh now: whatever can fail does so before the model changes."""
         if self.problem.norms:
-            self._inputs = self.samples.take(STATISTICS_SAMPLES, "statistics", step).inputs
+            batch = self.samples.take(STATISTICS_SAMPLES, "statistics", step)
+            self._drawn = batch if isinstance(batch, NestedBatch) else batch.inputs
 
     def refresh(self, x: Tensor) -> None:
         """Computes them for the parameters x [d], unless they are up to date."""
         if self.problem.norms and self.due is not None:
-            if self._inputs is None:
+            if self._drawn is None:
                 self.draw(self.due)
-            assert self._inputs is not None
-            self.problem.refresh(x, self._inputs)
-            self.due = self._inputs = None
+            assert self._drawn is not None
+            self.problem.refresh(x, self._drawn)
+            self.due = self._drawn = None

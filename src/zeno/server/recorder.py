@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from zeno.problem.registry import describe
 from zeno.records.folder import RECORDS_FILE, Journal, read
-from zeno.records.ledger import Ledger, ledger_of
+from zeno.records.ledger import FAILURE_RATE, Ledger, ledger_of
 from zeno.records.record import Record
 from zeno.rules import PARTS
 from zeno.rules.rule import Rule
@@ -23,9 +23,13 @@ class Recorder:
     Without a folder it keeps only the ledger.
     """
 
-    def __init__(self, folder: Path | None, rule: Rule, watchers: Sequence[Watcher] = ()) -> None:
+    def __init__(
+        self, folder: Path | None, rule: Rule, watchers: Sequence[Watcher] = (), failure_rate: float = FAILURE_RATE
+    ) -> None:
         self.folder = folder
         self.rule = rule
+        self.failure_rate = failure_rate
+        self.named: list[int] = []  # the workers that became suspect with the last record
         self.ledger: Ledger | None = None
         self._watchers = list(watchers)
         self._watched: Record | None = None  # the last one; watchers get it when nothing can be added to it any more
@@ -38,8 +42,9 @@ class Recorder:
             earlier = self._earlier(steps, started=self._journal is not None)
             self._close_journal()
             rule = f"rule = {json.dumps(describe(self.rule, PARTS))}\n"
-            settings = rule if workers is None else f"{rule}workers = {workers}\n"
-            written = ledger_of(earlier or (), workers or 0)
+            settings = f"{rule}failure_rate = {self.failure_rate!r}\n"
+            settings += "" if workers is None else f"workers = {workers}\n"
+            written = ledger_of(earlier or (), workers or 0, self.failure_rate)
             if self.ledger is None or steps == 0:
                 self.ledger = written
             elif self.folder is not None and _counts(written) != _counts(self.ledger):
@@ -61,7 +66,7 @@ class Recorder:
         except BaseException:
             self._journal.remove_last()
             raise
-        self.ledger.add(record)
+        self.named = self.ledger.add(record)
         self._watched = record
 
     def write_again(self, record: Record) -> None:

@@ -21,7 +21,7 @@ UNSUITABLE = {  # optimizers for which a gradient is not enough, and why
 }
 
 
-def check(model: object, loss: object, optimizer: object, rule: object, data: object) -> None:
+def check(model: object, optimizer: object, rule: object, data: object) -> None:
     """Raises for whatever a Server cannot work with."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"A Server needs model as a torch.nn.Module. Found {type(model).__name__}.")
@@ -30,8 +30,6 @@ def check(model: object, loss: object, optimizer: object, rule: object, data: ob
             f"A Server needs the model itself. Found it wrapped in {type(model).__name__}, which averages all "
             "gradients before they can be checked. Pass model.module."
         )
-    if not callable(loss):
-        raise ValueError(f"A Server needs loss as a function of outputs and targets. Found {type(loss).__name__}.")
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"A Server needs optimizer as a torch.optim.Optimizer. Found {type(optimizer).__name__}.")
     if not isinstance(rule, Rule):

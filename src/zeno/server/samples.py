@@ -1,25 +1,27 @@
 """The server's samples, which no worker chooses: of a run, and in a user's own loop."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from zeno.problem.dataset import Batch, Dataset, draw, generator
+from zeno.problem.nested import NestedBatch, Piece, joined, read
 from zeno.rules.rule import Rule
 
 IN_SECRET = 16  # samples that a secret is made from
+IGNORED_LABEL = -100  # torch's default for cross entropy
 ONE_SIDED = 10_000  # samples that may be in the same half, one after the other
 
 
 class SampleSource(Protocol):
     """Where the server's samples come from."""
 
-    def take(self, size: int, role: str, step: int, number: int = 0, half: int | None = None) -> Batch:
+    def take(self, size: int, role: str, step: int, number: int = 0, half: int | None = None) -> Batch | NestedBatch:
         """`size` new samples for a purpose at a step; other numbers give other samples.
 
         With half 0 or 1, all are from that half of the server's samples: a sample is in the same half at every step.
@@ -37,7 +39,7 @@ class DatasetSamples:
     def secret(self) -> int:
         """A number from the seed and from samples of the server: the same run has it again, and no worker knows it."""
         some = self.dataset.batch(self.indices[:IN_SECRET])
-        return int.from_bytes(_digest(*some, salt=str(self.seed), size=8), "big")
+        return int.from_bytes(_digest(*map(_bytes, some), salt=str(self.seed), size=8), "big")
 
     def take(self, size: int, role: str, step: int, number: int = 0, half: int | None = None) -> Batch:
         indices = self.indices if half is None else self._halves[half]
@@ -54,90 +56,118 @@ class DatasetSamples:
 
 
 class LoaderSamples:
-    """Takes samples from batches (inputs [n, ...], targets [n, ...]), each once, and restarts when they end."""
+    """Takes samples from a user's batches, each once, and restarts when they end.
 
-    def __init__(self, batches: Iterable[Sequence[Tensor]] | None, device: torch.device, rule: Rule) -> None:
+    Batches are (inputs [n, ...], targets [n, ...]), or `nested`: of any form that `zeno.problem.nested` reads.
+    """
+
+    def __init__(self, batches: Iterable[Any] | None, device: torch.device, rule: Rule, nested: bool) -> None:
         self._batches = batches
         self._device = device
         self._rule = rule
-        self._iterator: Iterator[Sequence[Tensor]] = iter(())
-        self._rest: dict[int | None, list[Batch]] = {None: [], 0: [], 1: []}  # not taken yet, by half
+        self._nested = nested
+        self._iterator: Iterator[Any] = iter(())
+        self._rest: dict[int | None, list[Piece]] = {None: [], 0: [], 1: []}  # not taken yet, by half
 
-    def take(self, size: int, role: str, step: int, number: int = 0, half: int | None = None) -> Batch:
+    def take(self, size: int, role: str, step: int, number: int = 0, half: int | None = None) -> Batch | NestedBatch:
         """The next `size` samples; what they are for makes no difference.
 
         The content of a sample decides which half it is in, however often and in whatever order it returns.
         """
-        taken: list[Batch] = []
+        taken: list[Piece] = []
         while size > 0:
             if not self._rest[half]:
                 self._refill(half)
-            batch = self._rest[half].pop(0)
-            now, later = (Batch(*(part[where] for part in batch)) for where in (slice(size), slice(size, None)))
-            if len(later.targets):
+            piece = self._rest[half].pop(0)
+            now, later = piece.at(slice(size)), piece.at(slice(size, None))
+            if later.size:
                 self._rest[half].insert(0, later)
             taken.append(now)
-            size -= len(now.targets)
-        if len(taken) == 1:
-            return taken[0]
-        try:
-            return Batch(*(torch.cat(parts) for parts in zip(*taken, strict=True)))
-        except RuntimeError:
-            shapes = ", ".join(str(list(inputs.shape[1:])) for inputs, _ in taken)
+            size -= now.size
+        found = joined(taken)
+        if self._nested:
+            return found
+        if len(found.pieces) > 1:
+            shapes = ", ".join(str(list(piece.leaves[0].shape[1:])) for piece in taken)
             raise ValueError(
-                f"A Server needs samples of one shape. Found inputs of {shapes} in batches. Pad all to one length."
-            ) from None
+                f"A Server needs samples of one shape for a loss of (outputs, targets). Found inputs of {shapes} in "
+                "batches. Pad all to one length, or pass a loss of (model, batch)."
+            )
+        return Batch(*found.pieces[0].leaves)
 
     def _refill(self, half: int | None) -> None:
         if half is None:
             return self._rest[None].append(self._next())
         seen = 0
         while not self._rest[half]:
-            batch = self._rest[None].pop(0) if self._rest[None] else self._next()
-            halves = torch.tensor([half_of(*sample) for sample in zip(*batch, strict=True)], device=self._device)
+            piece = self._rest[None].pop(0) if self._rest[None] else self._next()
+            halves = halves_of(piece)
             for number in (0, 1):
                 if bool((halves == number).any()):
-                    self._rest[number].append(Batch(*(part[halves == number] for part in batch)))
-            seen += len(halves)
+                    self._rest[number].append(piece.at((halves == number).nonzero().flatten().to(self._device)))
+            seen += piece.size
             if seen > ONE_SIDED:
                 raise ValueError(f"{self._rule} needs different samples on the server. Found {seen} copies of a few.")
         return None
 
-    def _next(self) -> Batch:
+    def _next(self) -> Piece:
         if self._batches is None:
             raise ValueError(f"{self._rule} needs samples on the server. Found data=None. Pass a DataLoader.")
         for restarted in (False, True):
             if restarted:
                 self._iterator = iter(self._batches)
             for batch in self._iterator:
-                return self._checked(batch)
+                return read(batch if self._nested else _pair(batch), self._device)
         raise ValueError(
             "A Server needs data that can be iterated again when it ends, with at least one batch. "
             f"Found {type(self._batches).__name__} without any. Pass a DataLoader or a list of batches."
         )
 
-    def _checked(self, batch: object) -> Batch:
-        pair = list(batch) if isinstance(batch, list | tuple) else [batch]
-        if len(pair) != 2 or not all(isinstance(part, Tensor) and part.ndim for part in pair):
-            found = ", ".join(str(list(p.shape)) if isinstance(p, Tensor) else f"a {type(p).__name__}" for p in pair)
-            raise ValueError(
-                f"A Server needs data in batches of two tensors: (inputs, targets). Found ({found}). "
-                "Map each batch to two tensors with one row per sample."
-            )
-        inputs, targets = (torch.as_tensor(part, device=self._device) for part in pair)
-        if len(inputs) != len(targets) or len(inputs) == 0:
-            raise ValueError(
-                "A Server needs data with one target per input, at least one. "
-                f"Found {len(inputs)} inputs and {len(targets)} targets in a batch."
-            )
-        return Batch(inputs, targets)
+
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    """(inputs, targets); raises for any other batch."""
+    pair = list(batch) if isinstance(batch, list | tuple) else [batch]
+    if len(pair) != 2 or not all(isinstance(part, Tensor) and part.ndim for part in pair):
+        found = ", ".join(str(list(p.shape)) if isinstance(p, Tensor) else f"a {type(p).__name__}" for p in pair)
+        raise ValueError(
+            "A Server needs batches of two tensors, (inputs, targets), for a loss of (outputs, targets). "
+            f"Found ({found}). For other batches, pass a loss(model, batch), with its first parameter named `model`."
+        )
+    inputs, targets = pair
+    if len(inputs) != len(targets) or len(inputs) == 0:
+        raise ValueError(
+            "A Server needs data with one target per input, at least one. "
+            f"Found {len(inputs)} inputs and {len(targets)} targets in a batch."
+        )
+    return inputs, targets
 
 
-def half_of(*parts: Tensor) -> int:
-    """0 or 1, by the content of a sample."""
-    return _digest(*parts, size=1)[0] % 2
+def halves_of(piece: Piece) -> Tensor:
+    """0 or 1 for each sample [n], by its content.
+
+    Padding is not content: what an `attention_mask` leaves out, and zeros and ignored labels at the end. So a text is
+    in one half, whatever length it is padded to.
+    """
+    named = zip(piece.names, piece.leaves, strict=True)
+    masks = [leaf.cpu().bool() for name, leaf in named if name.endswith("['attention_mask']")]
+    columns = [_contents(leaf, masks[0] if masks else None) for leaf in piece.leaves]
+    return torch.tensor([_digest(*sample, size=1)[0] % 2 for sample in zip(*columns, strict=True)])
 
 
-def _digest(*parts: Tensor, size: int, salt: str = "") -> bytes:
-    content = [part.detach().reshape(-1).view(torch.uint8).cpu().numpy().tobytes() for part in parts]
-    return hashlib.blake2b(b"".join([*content, salt.encode()]), digest_size=size).digest()
+def _contents(leaf: Any, mask: Tensor | None) -> Iterable[bytes]:
+    """What counts of each entry of a leaf [n, ...]."""
+    if not isinstance(leaf, Tensor):
+        return [str(entry).encode() for entry in leaf]
+    leaf = leaf.detach().cpu()
+    entries: Iterable[Tensor] = leaf if leaf.is_floating_point() else leaf.masked_fill(leaf == IGNORED_LABEL, 0)
+    if mask is not None and leaf.shape[: mask.ndim] == mask.shape:
+        entries = [entry[kept] for entry, kept in zip(entries, mask, strict=True)]
+    return [_bytes(entry).rstrip(b"\0") for entry in entries]
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
+
+
+def _digest(*contents: bytes, size: int, salt: str = "") -> bytes:
+    return hashlib.blake2b(b"".join([*contents, salt.encode()]), digest_size=size).digest()

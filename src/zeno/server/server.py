@@ -11,7 +11,7 @@ Shapes: m workers, d trainable parameters, n samples.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from zeno.problem.flat import unflatten
-from zeno.problem.problem import Loss, Problem
-from zeno.records.ledger import Ledger
+from zeno.problem.losses import Loss, takes_batch
+from zeno.problem.problem import Problem
+from zeno.records.ledger import FAILURE_RATE, Ledger, Row
 from zeno.records.record import Record, finite
 from zeno.rules.rule import Aggregate, Rule
 from zeno.rules.zeno_auto import ZenoAuto
-from zeno.server.core import Core, Step
+from zeno.server.core import Core, Step, most_resting
 from zeno.server.gradients import Gradients, as_entries, flat_gradient, num_workers
 from zeno.server.members import Members, members
 from zeno.server.recorder import Recorder, Watcher
@@ -40,25 +41,36 @@ MAX_REASONS = 3  # in an error
 class Server:
     """Scores the workers' gradients on the server's samples and applies the rule's update to the model.
 
-    `data` yields batches (inputs, targets), as a `DataLoader` does, and is restarted whenever it ends. The server takes
-    as many samples as the rule needs, whatever the batch size; pass None for a rule that needs none. With a `folder`,
-    a record of every step is written there, for `zeno suspects`, `zeno report` and `zeno watch`. `watchers`, such as
-    `zeno.TensorBoard` and `zeno.Metrics`, are called with every record and the ledger after it.
+    A `loss` whose first parameter is named `model` is called as `loss(model, batch)`, with a batch as `data` yields it:
+    tensors with one row per sample, in dicts, lists, tuples or dataclasses. Any other is called as `loss(outputs,
+    targets)`, and batches are (inputs, targets). Both return the mean over the samples.
+
+    `data` is restarted whenever it ends, as a `DataLoader` can be. The server takes as many samples as the rule needs,
+    whatever the batch size; pass None for a rule that needs none. With a `folder`, a record of every step is written
+    there, for `zeno suspects`, `zeno report` and `zeno watch`. `watchers`, such as `zeno.TensorBoard` and
+    `zeno.Metrics`, are called with every record and the ledger after it.
+
+    `on_suspect` is called with the ledger's row of every worker that becomes suspect. With `quarantine`, the gradients
+    of suspects are not used for a while; `resting` says whose. A worker may fail at `failure_rate` of the steps.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,  # (outputs [n, ...], targets [n, ...]) -> the mean over the samples
+        loss: Loss,  # loss(model, batch), or loss(outputs [n, ...], targets [n, ...])
         optimizer: Optimizer,
-        data: Iterable[Sequence[Tensor]] | None,
+        data: Iterable[Any] | None,
         rule: Rule | None = None,  # None: ZenoAuto()
         *,
         folder: str | Path | None = None,
         watchers: Sequence[Watcher] = (),
+        on_suspect: Callable[[Row], object] | None = None,
+        quarantine: bool = False,
+        failure_rate: float = FAILURE_RATE,
     ) -> None:
         rule = ZenoAuto() if rule is None else rule
-        check(model, loss, optimizer, rule, data)
+        check(model, optimizer, rule, data)
+        nested = takes_batch(loss)
         self.model = model
         self.optimizer = optimizer
         self.rule = rule
@@ -67,9 +79,12 @@ class Server:
         self.names: list[str] = []  # of the workers, if gradients are passed by name
         self.steps = 0  # taken or skipped
         self.record: Record | None = None  # of the last step
-        samples = LoaderSamples(data, self.problem.flat.device, rule)  # the parameters are views of `flat` from here on
+        device = self.problem.flat.device  # the parameters are views of `flat` from here on
+        samples = LoaderSamples(data, device, rule, nested)
         self.core = Core(self.problem, rule, samples)
-        self._recorder = Recorder(None if folder is None else Path(folder), rule, watchers)
+        self._recorder = Recorder(None if folder is None else Path(folder), rule, watchers, failure_rate)
+        self._on_suspect = on_suspect
+        self._quarantine = quarantine
         self._x: Tensor | None = None  # [d], where the parameters are kept while candidates are tried
         self._rates: list[float] = []  # of each parameter
         self._lr: float | Tensor = 0.0  # the same as one number, or one for each coordinate [d]
@@ -94,6 +109,9 @@ class Server:
         check_unchanged(self.model, self.problem)
         check_optimizer(self.model, self.optimizer)
         self._recorder.pass_on()
+        resting = self.resting
+        if isinstance(gradients, Mapping):  # unless nobody else is there
+            gradients = {name: entry for name, entry in gradients.items() if name not in resting} or gradients
         there = self._members(gradients)
         gradients = as_entries(list(gradients.values()) if isinstance(gradients, Mapping) else gradients)
         workers = num_workers(gradients, self.workers if there is None else len(there.there), self.problem.size)
@@ -105,7 +123,7 @@ class Server:
             step = Step(self.core, self.steps, workers, x, self._lr, streaming, there)
             step.lr = max(self._rates)
             with step.clock("gradients"):
-                step.receive(self._replies(gradients, workers), range(workers))
+                self._receive(step, gradients, set() if there is not None else {int(worker) for worker in resting})
             aggregate = step.run_rule()
             if aggregate is not None:
                 self.core.statistics.draw(self.steps + 1)  # whatever can fail does so before the step
@@ -137,6 +155,14 @@ class Server:
         self._recorder.open(None if self.names else self.workers, self.steps)
         self._recorder.write_again(record)
         self.record = record
+
+    @property
+    def resting(self) -> list[str]:
+        """The workers in quarantine at the next step, by name: their gradients need not be computed."""
+        ledger = self._recorder.ledger
+        if ledger is None or not self._quarantine:
+            return []
+        return [ledger.names[worker] for worker in ledger.resting(self.steps, most_resting(self.rule, ledger.workers))]
 
     @property
     def ledger(self) -> Ledger:
@@ -193,6 +219,16 @@ class Server:
                 "at the steps before."
             )
         return there
+
+    def _receive(self, step: Step, gradients: Iterable[object], resting: set[int]) -> None:
+        """Receives the entries; those of workers at rest only if the rule has too few without them."""
+        asked = set(range(step.workers)) - resting
+        step.receive(self._replies(gradients, step.workers), asked)
+        need = max(1, step.workers - self.rule.most_faulty(step.workers))
+        if resting and len(asked) - len(step.errors) < need and isinstance(gradients, Tensor | list | tuple):
+            step.receive(self._replies(gradients, step.workers), resting)
+        else:
+            step.unasked = sorted(resting)
 
     def _replies(self, gradients: Iterable[object], workers: int) -> Iterator[Reply]:
         """Each worker's entry as a reply with a flat vector [d]."""
@@ -260,6 +296,9 @@ class Server:
         self.names = [] if members is None else members.names
         self.workers = step.workers if members is None else len(members.names)
         self.steps += 1
+        if self._on_suspect is not None:
+            for worker in self._recorder.named:
+                self._on_suspect(self.ledger.rows[worker])
 
 
 def _reasons(errors: Mapping[int, ReplyError], there: Members | None) -> str:

@@ -19,6 +19,7 @@ from zeno.records.ledger import Ledger
 from zeno.records.record import Record, finite
 from zeno.report.prometheus import Metrics
 from zeno.report.tensorboard import TensorBoard
+from zeno.server.core import most_resting
 from zeno.server.recorder import Watcher
 from zeno.training import checkpoint
 from zeno.training.build import make_engine, make_problem
@@ -67,7 +68,7 @@ def train(
         for record in journal.records:
             for watcher in watchers:
                 watcher(record, ledger)
-        most_resting = (run.workers - 1) // 2 if run.rule.tolerates is None else run.rule.tolerates  # in quarantine
+        most = most_resting(run.rule, run.workers)  # in quarantine
         between_steps = True  # only then is the state of the engine one to continue from
 
         def save() -> None:
@@ -80,7 +81,7 @@ def train(
         try:
             for step in range(len(journal.records), run.steps):
                 between_steps = False
-                outcome = engine.step(step, ledger.resting(step, most_resting) if run.quarantine else NOBODY)
+                outcome = engine.step(step, ledger.resting(step, most) if run.quarantine else NOBODY)
                 measured: dict[str, Any] = {}
                 if (step + 1) % run.eval_every == 0 or step + 1 == run.steps:
                     engine.refresh_statistics()

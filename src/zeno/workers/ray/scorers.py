@@ -65,6 +65,7 @@ class RayScorers:
     def begin(self, oracle: LossOracle, size: int) -> None:
         buffers = {name: as_array(buffer) for name, buffer in oracle.problem.buffers.items()}
         lr = float(oracle.lr)  # an engine has one rate for all
+        assert isinstance(oracle.batch, Batch)
         arrays = as_array(oracle.params), buffers, lr, *map(as_array, oracle.batch), oracle.own_statistics
         self._steps += 1
         self._oracle, self._size = oracle, size
