@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import zeno
 from zeno.problem.oracle import LossOracle
-from zeno.server.core import STATISTICS_SAMPLES, Clock, Core, Step
+from zeno.server.clock import Clock
+from zeno.server.core import STATISTICS_SAMPLES, Core, Step
 from zeno.workers.reply import NO_REPLY
 
 TRUE = torch.tensor([1.0, 2.0])

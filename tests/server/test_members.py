@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 import zeno
 from support.own_loops import INPUTS, TARGETS, loader, make, net, parameters, sent_by
+from zeno.problem.nested import read as read_batch
 from zeno.records.folder import read
 from zeno.records.ledger import ledger_of
 from zeno.server.members import Members
-from zeno.server.samples import half_of
+from zeno.server.samples import halves_of
 from zeno.workers.reply import NO_REPLY
 
 NAMES = ["gpu-00", "gpu-01", "gpu-02", "gpu-03", "gpu-04", "late-1", "late-2"]
@@ -32,7 +33,7 @@ def there(step: int) -> list[int]:
 
 def whole_data() -> list[tuple[Tensor, Tensor]]:
     """As many of each half as a rule draws, so that every draw is of all of them."""
-    halves = torch.tensor([half_of(*sample) for sample in zip(INPUTS, TARGETS, strict=True)])
+    halves = halves_of(read_batch((INPUTS, TARGETS), torch.device("cpu")))
     some = torch.cat([(halves == half).nonzero().flatten()[:100] for half in (0, 1)])
     return [(INPUTS[some], TARGETS[some])]
 

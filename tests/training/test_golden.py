@@ -1,6 +1,7 @@
 """Records of twelve runs, as they were before the packages were rearranged: the same run gives the same records.
 
-`golden/records.json.gz` was made with commit 6b6007e; its run of zeno_auto is of the rule that followed later.
+`golden/records.json.gz` was made with commit 6b6007e; its runs of zeno_auto and with
+quarantine are of the rule and the verdicts that followed later.
 Floating-point numbers are compared to the last bit where torch and the processor are those that made it, and to three
 digits elsewhere.
 """

@@ -34,7 +34,7 @@ def test_the_defaults_are_the_papers() -> None:
         ({"faulty": -1}, "faulty must be at least 0"),
         ({"rule": "zeno", "trim": 20}, "more than trim candidates. Found 20 with trim=20"),
         ({"rule": "krum(faulty=9)"}, "Found 20 with faulty=9"),
-        ({"rule": "mean", "trim": 3}, "The rule 'mean' has no trim. It takes: nothing"),
+        ({"rule": "mean", "trim": 3}, "The rule 'mean' has no trim. It takes: least"),
         ({"rule": "kum"}, "Unknown rule 'kum'. Did you mean krum?"),
         ({"fault": "flip", "faulty": 1}, "Unknown fault 'flip'"),
         ({"fault": "sign_flip(scale=0)", "faulty": 1}, "scale as a finite number above 0"),

@@ -36,7 +36,7 @@ from zeno.records.tally import TOO_LARGE, Tally
 
 ERROR_RATE = 0.01
 FAILURE_RATE = 0.001  # of the steps of a healthy worker
-FAILING = np.array([[0.02], [0.1], [0.5]])  # rates of failing workers, bet on side by side
+FAILING = np.array([[1 / 2], [1 / 3], [1 / 10]])  # powers of it: higher rates, to bet on side by side
 MENDED = np.array([[0.0], [0.5], [0.9]])  # of half the rate at which a suspect failed: the same of one that is mended
 TOO_LONG = 30.0  # times the length of the server's own gradient
 FAILS, HARMS, WORSE = "failing", "harmful", "worse than others"
@@ -74,6 +74,8 @@ class Ledger:
     """What the records of a run say about each worker. Verdicts are valid at any time."""
 
     def __init__(self, workers: int, error_rate: float = ERROR_RATE, failure_rate: float = FAILURE_RATE) -> None:
+        if not 0 < failure_rate < 1:
+            raise ValueError(f"A ledger needs failure_rate above 0 and below 1. Found {failure_rate!r}.")
         self.workers = workers
         self.names = [str(worker) for worker in range(workers)]
         self.error_rate = error_rate
@@ -137,7 +139,7 @@ class Ledger:
         if record.lengths is not None:
             too_long = (_values(record.lengths) > TOO_LONG) & asked & ~failed & ~self._used  # False for NaN
         events = failed | too_long
-        self._failing.add(on_a_rate(events, self.failure_rate, FAILING), asked)
+        self._failing.add(on_a_rate(events, self.failure_rate, self.failure_rate**FAILING), asked)
         mended, on = np.ones((len(STAKES), self.workers)), np.zeros(self.workers, dtype=bool)  # factors and bets
         for who, factors, known in (
             (self._is(FAILS, TOO_LARGE), on_a_rate(events, self._line, MENDED * self._line), asked),
@@ -196,7 +198,7 @@ class Ledger:
         errors = self._tally.errors(worker)
         rate = sum(errors.values()) / max(1, self.steps - int(self._tally.quarantined[worker]))
         large = 2 * errors.get(TOO_LARGE, 0) > sum(errors.values())
-        return TOO_LARGE if large else FAILS, max(rate / 2, 10 * self.failure_rate)
+        return TOO_LARGE if large else FAILS, min(0.9, max(rate / 2, 10 * self.failure_rate))
 
     def _is(self, *reasons: str) -> Mask:
         return self._suspect & np.isin(self._reason, [REASONS.index(reason) for reason in reasons])

@@ -28,7 +28,7 @@ class Recorder:
     ) -> None:
         self.folder = folder
         self.rule = rule
-        self.failure_rate = failure_rate
+        self.failure_rate = Ledger(0, failure_rate=failure_rate).failure_rate  # which checks it
         self.named: list[int] = []  # the workers that became suspect with the last record
         self.ledger: Ledger | None = None
         self._watchers = list(watchers)
