@@ -113,7 +113,9 @@ def dry(a_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """
     execute = training._execute
 
-    def would_train(runs: Mapping[str, zeno.Run], execution: zeno.ExecutionSettings, folder: Path, *rest: Any) -> None:
+    def would_train(
+        runs: Mapping[str, zeno.Run], execution: zeno.ExecutionSettings, folder: Path, *rest: Any, **more: Any
+    ) -> None:
         for run in runs.values():
             trials.dry_run(run)
             assert isinstance(run.task, str)
@@ -123,7 +125,7 @@ def dry(a_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
                 tasks.with_model(zeno.Task(IMAGES, IMAGES, torch.nn.Identity), run.model).model()
         [first, *others] = runs.values()
         if not others and first.task == "digits" and first.steps <= FEW_STEPS and execution == zeno.ExecutionSettings():
-            execute(runs, execution, folder, *rest)
+            execute(runs, execution, folder, *rest, **more)
 
     def would_fill(planned: Any, folder: Path, *rest: Any) -> None:
         would_train({job.name: job.run for job in planned.jobs()}, zeno.ExecutionSettings(cluster="ray"), folder)

@@ -81,7 +81,7 @@ def ledger_with_cosines(
     kept = [weight > 0 for weight in weights]
     for step in range(steps):
         found = np.clip(cosines(rng, step), -1, 1).tolist()
-        of_step = list(lengths) if lengths is not None else [1.0] * len(weights)
+        of_step: list[float | None] = [*lengths] if lengths is not None else [1.0] * len(weights)
         ledger.add(Record(step, 0.1, kept, None, weights=list(weights), cosines=found, lengths=of_step))
     return ledger
 

@@ -22,9 +22,9 @@ def ledgers(monkeypatch: pytest.MonkeyPatch) -> list[Ledger]:
     found: list[Ledger] = []
     create = Ledger.__init__
 
-    def noted(self: Ledger, workers: int) -> None:
+    def noted(self: Ledger, workers: int, **rates: float) -> None:
         found.append(self)
-        create(self, workers)
+        create(self, workers, **rates)
 
     monkeypatch.setattr(Ledger, "__init__", noted)
     return found
@@ -108,7 +108,7 @@ def test_rows_of_a_ledger_are_formatted_in_one_place() -> None:
     assert columns["errors"] == ["-", "-", "2 died, 1 late", "-"]
     assert not {"quarantined", "made faulty"} & set(columns), "nothing to show"
     table = ledger_table(ledger)
-    shared = [name for name in columns if name not in ("errors", "late")]
+    shared = [name for name in columns if name not in ("errors", "late", "recently", "longest streak")]
     assert [str(column.header).replace("\n", " ") for column in table.columns] == [*shared, "notes"]
     assert list(table.columns[0].cells) == ["3", "1", "2", "0"], "suspects first, then by evidence"
-    assert "| 3 | suspect | 2 | 1e+03 |" in ledger_markdown(ledger)
+    assert "| 3 | suspect | failing | 2 | 1e+03 |" in ledger_markdown(ledger)

@@ -78,8 +78,8 @@ def test_tensorboard_lists_suspects_at_evaluations_and_at_the_end(tmp_path: Path
     lines = said[-1].splitlines()
     assert lines[0] == "After 5 steps. Evidence of 400 makes a suspect."
     assert lines[4:] == [
-        "| 3 | suspect | 2 | 1e+03 | 50% | - | - | 2 | 1 |",
-        "| 1 | mended | 7 | 5 | 50% | - | - | 2 | 1 |",
+        "| 3 | suspect | failing | 2 | 1e+03 | 50% | - | - | 2 | 1 |",
+        "| 1 | mended | failing | 7 | 5 | 50% | - | - | 2 | 1 |",
     ]
     assert text(events, "map") == [(0, LEGEND)]
 
@@ -123,7 +123,7 @@ def test_tensorboard_continues_after_a_resume(tmp_path: Path) -> None:
     assert scalars(events, "lr") == [(0, 0.5), (1, 0.25), (2, 0.25), (3, 1.0)]
     assert scalars(events, "accuracy") == [(1, 0.75)]
     assert [step for step, _ in texts_now_in(tmp_path, "suspects")] == [1, 3]
-    assert texts_now_in(tmp_path, "suspects")[-1][1].endswith("after 4 steps.")
+    assert texts_now_in(tmp_path, "suspects")[-1][1].startswith("After 4 steps.")
     assert [(image.step, image.width) for image in events.Images("map")] == [(1, 16), (3, 32)]
 
 

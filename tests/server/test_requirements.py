@@ -229,8 +229,8 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
         ),
         "the state of another rule": (
             lambda: server().load_state_dict(server(rule=zeno.Mean()).state_dict()),
-            "The state belongs to Mean(). Found Zeno(trim=1, rho=0.0005, batch_size=4, score='exact'). Create the "
-            "Server with the same rule.",
+            "The state belongs to Mean(least=None). Found Zeno(trim=1, rho=0.0005, batch_size=4, score='exact'). "
+            "Create the Server with the same rule.",
         ),
         "flatten before backward": (
             lambda: zeno.flatten(net()),

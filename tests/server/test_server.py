@@ -636,7 +636,7 @@ def test_a_folder_holds_a_record_of_every_step(tmp_path: Path) -> None:
     assert [record.step for record in records] == list(range(60))
     assert records[3].errors == {5: NO_REPLY}
     assert ledger_of(records, 6).rows == server.ledger.rows
-    assert server.ledger.suspects == [5]
+    assert server.ledger.suspects == [0, 1, 5]
     assert 'rule = "zeno(trim=3, batch_size=64)"' in (tmp_path / "mine" / "run.toml").read_text()
     assert server.ledger.steps == 60, "it is there when the files are closed"
 

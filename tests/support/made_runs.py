@@ -21,6 +21,7 @@ from zeno.workers.reply import ErrorKind, ReplyError
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028&amp;'\""
 FAULTY_ONES = (2, 5, 7)
+FAILING_ONE = 9  # raises at five steps in a row
 
 
 def made(workers: int = 12, steps: int = 80, faulty: Sequence[int] = FAULTY_ONES, seed: int = 0) -> list[Record]:
