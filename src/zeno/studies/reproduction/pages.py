@@ -68,8 +68,7 @@ def summary(scale: Scale, evidence: Evidence, found: Sequence[Finding]) -> str:
         f"    {command(scale)}",
         "## At a glance",
         "Final accuracy: the mean over the last fifth of the epochs, and over the repeats. "
-        f"*{OURS}* needs no number of faulty workers, no rho and no n_r; its first 20 steps use the gradient of the "
-        "server's samples.",
+        f"*{OURS}* needs no number of faulty workers and no rho; it uses 64 samples of the server per step.",
         _glance(evidence),
         "## Claims",
         count(scale, found),
