@@ -39,14 +39,14 @@ def test_the_other_workers_do_not_hide_a_failing_one() -> None:
 
 
 def test_the_factors_of_a_failure_are_worked_out_by_hand() -> None:
-    """Of the half unit for failures, 1/2 is bet at the first step and 1/6 at the second, a third on each rate."""
+    """Of the unit for failures, 1/2 is bet at the first step and 1/6 at the second, a third on each rate."""
     failed = ledger_with_failures([[0], []], 1)
     rates = [0.001**0.5, 0.1, 0.001**0.1]
     at_first = [0.5 * rate / 0.001 for rate in rates]
     at_second = [(money + 1 / 6) * (1 - rate) / 0.999 for money, rate in zip(at_first, rates, strict=True)]
     money = sum(at_second) / 3 + (1 - 1 / 2 - 1 / 6)
     assert failed._failing.money[0] == pytest.approx(money)
-    assert failed.rows[0].evidence == pytest.approx((sum(at_first) / 3 + 1 / 2 + 1) / 2), "the highest so far"
+    assert failed.rows[0].evidence == pytest.approx((sum(at_first) / 3 + 1 / 2 + 2) / 3), "the highest so far"
 
 
 def test_healthy_workers_that_fail_at_the_allowed_rate_are_rarely_named() -> None:

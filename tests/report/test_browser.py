@@ -316,7 +316,7 @@ def test_sort_filter_and_pick(window: Open, report: str) -> None:
         shown.page.select_option("#sort", "number")
         shown.page.mouse.click(*shown.cell(9, 20))
         assert shown.text("#worker-title") == "Worker 9"
-        assert "raised ValueError: no (5 steps: 40 to 44)" in shown.text("#worker-errors")
+        assert "raised ValueError: no" in shown.text("#worker-errors")
         assert shown.page.locator("#ledger tr.picked th").inner_text() == "9"
         assert shown.page.locator("#worker-chart canvas").count() == 1
         shown.page.select_option("#show", "picked")
@@ -344,7 +344,7 @@ def test_the_headings_of_the_ledger_sort_it(window: Open, report: str) -> None:
         shown.page.press("#ledger thead button:has-text('Evidence')", "Enter")
         assert head.get_attribute("aria-sort") == "ascending"
         assert first.locator("th").inner_text() not in map(str, FAULTY_ONES)
-        assert "raised 5" in shown.page.locator("#ledger tbody tr", has_text="raised").inner_text()
+        assert "raised 1" in shown.page.locator("#ledger tbody tr", has_text="raised").inner_text()
 
 
 def test_keys_move_over_the_map(window: Open, report: str) -> None:

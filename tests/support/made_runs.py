@@ -21,7 +21,6 @@ from zeno.workers.reply import ErrorKind, ReplyError
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028&amp;'\""
 FAULTY_ONES = (2, 5, 7)
-FAILING_ONE = 9  # raises at five steps in a row
 
 
 def made(workers: int = 12, steps: int = 80, faulty: Sequence[int] = FAULTY_ONES, seed: int = 0) -> list[Record]:
@@ -32,7 +31,7 @@ def made(workers: int = 12, steps: int = 80, faulty: Sequence[int] = FAULTY_ONES
 
 def _made(step: int, values: "np.ndarray[Any, np.dtype[np.float64]]", workers: int, faulty: Sequence[int]) -> Record:
     values[list(faulty)] -= 3
-    errors = {9: ReplyError(ErrorKind.RAISED, "raised ValueError: no")} if 40 <= step < 45 else {}
+    errors = {9: ReplyError(ErrorKind.RAISED, "raised ValueError: no")} if step == 42 else {}
     quarantined = [1] if 50 <= step < 60 else []
     out = [*errors, *quarantined]
     kept = [bool(value > 0) and worker not in out for worker, value in enumerate(values)]

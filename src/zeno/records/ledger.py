@@ -1,7 +1,7 @@
 """Which workers are suspect, from the records of a run.
 
 Being dropped is not evidence: some worker is dropped at every step. The ledger bets one unit against each worker, in
-two halves, on what a healthy worker does only by chance. If a worker is healthy, the value of the bets ever reaches N
+three parts, on what a healthy worker does only by chance. If a worker is healthy, the value of the bets ever reaches N
 with a probability of at most 1 / N, however long the run is. N = workers / ERROR_RATE makes a worker suspect, so a run
 without faults ever has a suspect with a probability of at most ERROR_RATE.
 
@@ -10,8 +10,8 @@ without faults ever has a suspect with a probability of at most ERROR_RATE.
 2. **Harmful.** If the rule has samples of the server's own, the record has the cosine between each candidate and the
    gradient on these samples. On average it is at least 0 for a worker that helps, and below 0 for one that harms. Only
    a worker with very different data may help as a part of a mixture although its own cosine is below 0. So the mean
-   cosine of every worker that the rule uses is allowed to all. Without samples, a worker is compared with those that
-   the rule trusts; see `comparison`.
+   cosine of every worker that the rule uses is allowed to all.
+3. **Worse than others.** A worker is compared with those that the rule trusts, by their scores; see `comparison`.
 
 Workers may join. Half of the ERROR_RATE is then for those that were there at the first step, n of them, and half for
 the others: with m workers, 2 * m**2 / (n * ERROR_RATE) makes a suspect. The chances of all good workers, whatever m is
@@ -87,6 +87,7 @@ class Ledger:
         self._cosines = Cosines(workers)
         self._failing = Bets(workers)
         self._harmful = Bets(workers)
+        self._worse = Bets(workers)
         self._mended = Bets(workers)
         self._most = np.ones(workers)  # evidence, the highest so far
         self._used = np.zeros(workers, dtype=bool)  # whether the rule used it when it was last asked
@@ -162,16 +163,18 @@ class Ledger:
             slack = self._cosines.add(cosines, known, self._used & ~self._suspect)
             self._harmful.add(on_a_mean((-cosines - slack) / (1 + slack)), known)
             yield self._is(HARMS), on_a_mean(cosines), known
-        elif record.kept is not None and there.sum() > 1:
+        # With samples, a worker that is never used may be harmless: only its score counts.
+        ranked = record.scores is not None or record.cosines is None
+        if record.kept is not None and ranked and there.sum() > 1:
             below, slack = self._places.add(_scores(record, there), sum(record.kept), self._suspect)
-            self._harmful.add(on_a_mean((below - slack) / (1 + slack)), there)
+            self._worse.add(on_a_mean((below - slack) / (1 + slack)), there)
             who, half_as_bad = self._is(WORSE), np.clip((slack + self._places.level) / 2, 0.0, 0.9)
             yield who, on_a_mean((self._line - below) / (1 - np.minimum(self._line, 0.9))), there
             self._line = np.where(who, np.maximum(self._line, half_as_bad), self._line)
 
     def _judge(self, step: int) -> list[int]:
         """Who is suspect or mended now, and until when suspects rest."""
-        evidence = (self._failing.money + self._harmful.money) / 2
+        evidence = (self._failing.money + self._harmful.money + self._worse.money) / 3
         self._most = np.maximum(self._most, evidence)
         named: list[int] = np.flatnonzero(~self._suspect & (evidence >= self.threshold)).tolist()
         for worker in named:
@@ -184,6 +187,7 @@ class Ledger:
             self._suspect[worker], self._since[worker], self._most[worker] = False, step, 1.0
             self._failing.restart(worker)
             self._harmful.restart(worker)
+            self._worse.restart(worker)
         trial_is_over = step + 1 >= self._back + TRIAL
         failed = self._suspect & trial_is_over & (self._mended.money <= 1)
         self._rest[failed] *= 2
@@ -192,9 +196,10 @@ class Ledger:
 
     def _why(self, worker: int) -> tuple[str, float]:
         """The reason of a new verdict, and the line below which the worker would be mended."""
-        if self._failing.money[worker] < self._harmful.money[worker]:
-            compared = self._places.steps > 0
-            return (WORSE, float(np.clip(self._places.level[worker] / 2, 0.01, 0.9))) if compared else (HARMS, 0.5)
+        fails, harms, worse = (bets.money[worker] for bets in (self._failing, self._harmful, self._worse))
+        if max(harms, worse) > fails:
+            level = float(np.clip(self._places.level[worker] / 2, 0.01, 0.9))
+            return (HARMS, 0.5) if harms >= worse else (WORSE, level)
         errors = self._tally.errors(worker)
         rate = sum(errors.values()) / max(1, self.steps - int(self._tally.quarantined[worker]))
         large = 2 * errors.get(TOO_LARGE, 0) > sum(errors.values())

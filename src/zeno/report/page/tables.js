@@ -90,7 +90,6 @@ function ledgerTable(options) {
     { title: "Evidence", value: numbers("evidence"), cell: (row) => evidenceCell(row, options.threshold()), isDown: true },
     { title: "Dropped", value: numbers("dropped"), cell: (row) => percent(row.dropped), isDown: true },
     { title: "Recently", value: numbers("recently"), cell: (row) => percent(row.recently), isDown: true },
-    { title: "Mean cosine", value: numbers("cosine"), cell: (row) => (row.cosine === null ? "-" : row.cosine.toFixed(2)) },
     { title: "Mean rank", value: numbers("rank"), cell: (row) => figure(row.rank, 3), isDown: true },
     { title: "Longest streak", value: numbers("streak"), cell: (row) => whole(row.streak), isDown: true },
     { title: "Errors", value: (row) => total(row.errors), cell: (row) => errorsText(row.errors), isText: true, isDown: true },
