@@ -81,6 +81,6 @@ def _tolerated(rule: zeno.Rule, text: str, m: int) -> int:
 def _rule(rng: np.random.Generator) -> tuple[str, str]:
     """The name of a rule, and the text of a chain that ends with it."""
     name = str(rng.choice(list(RULES)))
-    before = ["clip", "arc"] if name == "zeno_auto" else list(PRE_AGGREGATORS)  # it refuses mixtures
+    before = ["clip", "arc"] if name == "zeno_auto" else list(PRE_AGGREGATORS)  # it raises for mixtures
     parts = [str(part) for part in rng.choice(before, size=int(rng.choice([0, 0, 1, 2])), replace=False)]
     return name, "+".join([*parts, name]).replace("clip+", "clip(10)+")

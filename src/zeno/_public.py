@@ -49,6 +49,7 @@ from zeno.problem.tasks import TASKS as TASKS
 from zeno.problem.tasks import Task as Task
 from zeno.problem.tasks import load_task as load_task
 from zeno.records.ledger import Ledger as Ledger
+from zeno.records.ledger import Row as Row
 from zeno.records.ledger import ledger_of as ledger_of
 from zeno.records.record import Record as Record
 from zeno.records.record import Summary as Summary

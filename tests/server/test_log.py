@@ -1,4 +1,4 @@
-"""What is logged after a step, and who is told about steps."""
+"""What is logged after a step, and what watchers receive."""
 
 import json
 import urllib.request

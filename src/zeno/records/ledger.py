@@ -38,7 +38,7 @@ ERROR_RATE = 0.01
 FAILURE_RATE = 0.001  # of the steps of a healthy worker
 FAILING = np.array([[1 / 2], [1 / 3], [1 / 10]])  # powers of it: higher rates, to bet on side by side
 MENDED = np.array([[0.0], [0.5], [0.9]])  # of half the rate at which a suspect failed: the same of one that is mended
-TOO_LONG = 30.0  # times the length of the server's own gradient
+LONGEST = 30.0  # times the length of the server's own gradient; a longer candidate is too large
 FAILS, HARMS, WORSE = "failing", "harmful", "worse than others"
 REASONS = ("", FAILS, TOO_LARGE, HARMS, WORSE)  # of a verdict
 USED = 0.5  # of an equal weight: what is below may shorten a mixture, and be wrong
@@ -64,7 +64,7 @@ class Row:
     rank: float | None  # mean rank among those asked, 1 is best; None where the rule does not rank
     cosine: float | None  # mean cosine with the server's own gradient; None where it is not known
     streak: int  # the most consecutive steps at which it was dropped
-    errors: dict[str, int]  # steps without a usable reply, by kind; and steps with one that was too long
+    errors: dict[str, int]  # steps without a usable reply, by kind; and steps with one that was too large
     late: int  # replies that arrived after their step was over
     quarantined: int  # steps at which it was not asked, also before it joined and after it left
     faulty: float | None  # share of the steps with an injected fault; None when unknown
@@ -134,12 +134,12 @@ class Ledger:
         if record.joined:
             self.join(record.joined)
         self.steps += 1
-        asked, failed, too_long = np.ones(self.workers, dtype=bool), *np.zeros((2, self.workers), dtype=bool)
+        asked, failed, too_large = np.ones(self.workers, dtype=bool), *np.zeros((2, self.workers), dtype=bool)
         asked[record.quarantined] = False
         failed[list(record.errors)] = True
         if record.lengths is not None:
-            too_long = (_values(record.lengths) > TOO_LONG) & asked & ~failed & ~self._used  # False for NaN
-        events = failed | too_long
+            too_large = (_values(record.lengths) > LONGEST) & asked & ~failed & ~self._used  # False for NaN
+        events = failed | too_large
         self._failing.add(on_a_rate(events, self.failure_rate, self.failure_rate**FAILING), asked)
         mended, on = np.ones((len(STAKES), self.workers)), np.zeros(self.workers, dtype=bool)  # factors and bets
         for who, factors, known in (
@@ -148,7 +148,7 @@ class Ledger:
         ):
             mended, on = np.where(who, factors, mended), on | (who & known)
         self._mended.add(mended, on)
-        self._tally.add(record, asked, too_long)
+        self._tally.add(record, asked, too_large)
         if record.kept is not None:
             weights = np.array(record.kept if record.weights is None else record.weights, dtype=float)
             self._used = np.where(asked, weights * asked.sum() >= USED, self._used)

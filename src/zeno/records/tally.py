@@ -26,8 +26,8 @@ class Tally:
         self._steps = 0
         self._recent = np.zeros((RECENT, 3, workers))  # who counted, who was dropped, who is on average; used in turn
 
-    def add(self, record: Record, asked: Mask, too_long: Mask) -> None:
-        """Adds a step; `too_long` are the workers whose candidates were."""
+    def add(self, record: Record, asked: Mask, too_large: Mask) -> None:
+        """Adds a step; `too_large` are the workers whose candidates were."""
         counted = asked & any(record.kept or ())  # if no worker is kept, none counts as dropped
         dropped = np.zeros_like(asked)
         dropped[record.dropped] = True
@@ -50,7 +50,7 @@ class Tally:
         np.add.at(self.late, record.late, 1)  # a worker may be there twice
         for worker, error in record.errors.items():
             self._errors[KINDS.index(error.kind.value), worker] += 1
-        self._errors[-1] += too_long
+        self._errors[-1] += too_large
         if record.faulty is not None:
             self.knows_faulty = True
             self.faulty[record.faulty] += 1

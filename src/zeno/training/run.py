@@ -94,7 +94,11 @@ class Run:
     )
     quarantine: bool = setting(False, "Rule", "Stop asking suspect workers for gradients, and retry them later.")
     failure_rate: float = setting(
-        0.001, "Rule", "Share of the steps at which a healthy worker may fail; more makes it suspect.", above=0, below=1
+        0.001,
+        "Rule",
+        "Share of the steps at which a healthy worker may fail; far more makes it suspect.",
+        above=0,
+        below=1,
     )
     fault: OrText[Fault] = setting(
         "label_flip", "Faults", "What faulty workers do: see `zeno faults`. Several: 'zero(on=3)+crash'.", "fault"
