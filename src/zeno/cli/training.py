@@ -5,6 +5,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from zeno.cli.options import FILE, JSON, OUT, new_folder, option, read_toml, set
 from zeno.problem.registry import parse, split
 from zeno.records import toml
 from zeno.records.folder import COMPARE_FILE, RUN_FILE
-from zeno.records.record import Record
 from zeno.training.execution import ONLY_RAY, ExecutionSettings, execution_from, without_execution
 from zeno.training.run import Run, check_values
 
@@ -129,15 +129,9 @@ def _execute(
 
             stack.enter_context(start_or_join(execution.address))
         progress = stack.enter_context(TrainingProgress(bars, resume=resume))
-        caller = OnSuspect(on_suspect) if on_suspect else None
-
-        def on_record(job: Job, record: Record) -> None:
-            progress.on_record(job, record)
-            if caller is not None:
-                caller.on_record(job, record)
-
+        caller = OnSuspect(on_suspect, folder) if on_suspect else None
         if caller is not None:
             stack.callback(caller.finish)
-        deque(run_jobs(jobs, train_job, on_record=on_record), maxlen=0)
+        deque(run_jobs(jobs, partial(train_job, on_suspect=caller), on_record=progress.on_record), maxlen=0)
     begun = show_runs(jobs, folder, as_json)
     progress.finish(kept="the records up to here, and the model, are kept" if begun else "before the first step")

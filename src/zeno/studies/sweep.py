@@ -16,6 +16,7 @@ from typing import TypeVar
 from zeno.problem.threads import num_cores
 from zeno.records.files import LineFile, locked, read_file, write_atomically
 from zeno.records.folder import RUN_FILE
+from zeno.records.ledger import Row
 from zeno.records.record import Record, summarize
 from zeno.records.typed import typed
 from zeno.studies.processes import Failed, in_processes
@@ -125,10 +126,12 @@ def missing(jobs: Iterable[Job], results: Results) -> list[Job]:
     return [job for key, job in by_key.items() if not isinstance(results.get(key), Outcome)]
 
 
-def train_job(job: Job, on_record: Callable[[Record], None]) -> list[Record]:
+def train_job(
+    job: Job, on_record: Callable[[Record], None], on_suspect: Callable[[Row], object] | None = None
+) -> list[Record]:
     """Trains a job, from the newest checkpoint if its folder holds a run."""
     there = job.folder is not None and (job.folder / RUN_FILE).is_file()
-    return train(job.run, job.folder, on_record, job.execution, resume=there)
+    return train(job.run, job.folder, on_record, job.execution, there, on_suspect)
 
 
 def measure(job: Job, on_record: Callable[[Record], None]) -> Outcome:

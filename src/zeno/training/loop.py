@@ -15,7 +15,7 @@ from zeno.problem.dataset import Dataset, generator
 from zeno.problem.problem import Problem
 from zeno.records.files import read_file, write_atomically
 from zeno.records.folder import CHECKPOINTS, MODEL_FILE, RUN_FILE, Journal, read
-from zeno.records.ledger import Ledger
+from zeno.records.ledger import Ledger, Row
 from zeno.records.record import Record, finite
 from zeno.report.prometheus import Metrics
 from zeno.report.tensorboard import TensorBoard
@@ -41,13 +41,15 @@ def train(
     on_record: Callable[[Record], None] | None = None,
     execution: ExecutionSettings = ExecutionSettings(),
     resume: bool = False,
+    on_suspect: Callable[[Row], object] | None = None,
 ) -> list[Record]:
     """Trains, and returns one record per step.
 
     With a folder, the settings, the records, checkpoints and the trained model are written there, also if the run is
     interrupted: Ctrl-C and SIGTERM take effect at the end of the step and raise `KeyboardInterrupt` then. With
     `resume`, the run in the folder continues from its newest checkpoint, and ends with the records of a run that was
-    never interrupted. `on_record` is called after every step.
+    never interrupted. `on_record` is called after every step, and `on_suspect` with the ledger's row of every worker
+    that becomes suspect.
     """
     dry_run(run)
     folder = None if folder is None else Path(folder)
@@ -64,7 +66,9 @@ def train(
                 cluster.load_state(state["cluster"])
         journal = stack.enter_context(Journal(folder, run.to_toml() + execution.to_toml(), earlier))
         ledger = Ledger(run.workers, failure_rate=run.failure_rate)
-        watchers = _watchers(run, execution, folder, len(journal.records), stack)
+        watchers = _watchers(execution, folder, len(journal.records), stack)
+        if watchers or run.quarantine or on_suspect is not None:
+            watchers = [lambda record, ledger: ledger.add(record), *watchers]
         for record in journal.records:
             for watcher in watchers:
                 watcher(record, ledger)
@@ -98,6 +102,10 @@ def train(
                     watcher(record, ledger)
                 if on_record is not None:
                     on_record(record)
+                if on_suspect is not None:
+                    for row in ledger.rows:
+                        if row.verdict == "suspect" and row.since == step:
+                            on_suspect(row)
                 interrupt.check()
         finally:
             engine.close()  # ends the thread that tries candidates on the model, before the model is saved
@@ -109,12 +117,9 @@ def train(
         return journal.records
 
 
-def _watchers(
-    run: Run, execution: ExecutionSettings, folder: Path | None, first_step: int, stack: ExitStack
-) -> list[Watcher]:
-    """What receives every record besides the folder; closed with the stack. The ledger is first, if it is needed."""
-    watched = run.quarantine or execution.tensorboard or execution.metrics_port is not None
-    found: list[Watcher] = [lambda record, ledger: ledger.add(record)] if watched else []
+def _watchers(execution: ExecutionSettings, folder: Path | None, first_step: int, stack: ExitStack) -> list[Watcher]:
+    """What receives every record besides the folder and the ledger; closed with the stack."""
+    found: list[Watcher] = []
     if execution.tensorboard:
         if folder is None:
             raise ValueError("TensorBoard needs a run folder. Found none. Pass a folder, or leave out tensorboard.")
