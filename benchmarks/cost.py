@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import combinations
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +19,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import steps
 from zeno.problem.dataset import Batch
 from zeno.problem.problem import Problem
-from zeno.rules import Krum, Mean, Median, Zeno
+from zeno.rules import Krum, Mean, Median, Zeno, ZenoAuto
 from zeno.rules.aggregate import Aggregate
 from zeno.server.core import STATISTICS_SAMPLES
 
 TRIM, RHO = 4, 5e-4  # b, rho in the paper
+WORKERS = (10, 20, 50, 100, 200)  # of ZenoAuto
 N_R = 4  # that the paper's claims are about
 GRADIENT = "one worker's gradient"
 STATISTICS = "running statistics"
@@ -118,6 +120,26 @@ def measure(
         {name: best[name] for name in ours},
         {name: best[f"plain {name}"] for name in plain},
     )
+
+
+def zeno_auto_by_workers(model: str = "cnn", worker_samples: int = 100, rounds: int = 5) -> dict[str, float]:
+    """A step of ZenoAuto, in units of one worker's gradient, for more and more workers."""
+    problem = steps.paper_problem(model)
+    x, candidates = problem.flat.clone(), steps.paper_candidates(problem, max(WORKERS))
+    rule = ZenoAuto()
+    batch = steps.samples(rule.samples, seed=2)
+    ways: dict[str, Callable[[], object]] = {
+        GRADIENT: partial(problem.gradient, x, steps.samples(worker_samples, seed=3), seed=0)
+    }
+    for m in WORKERS:
+        state = rule(candidates[:m], problem.at(x, steps.LR, batch)).state
+        ways[str(m)] = partial(_zeno_auto, rule, problem, x, candidates[:m], batch, state)
+    milliseconds = {name: median(times) for name, times in steps.take_turns(ways, rounds).items()}
+    return {m: milliseconds[m] / milliseconds[GRADIENT] for m in map(str, WORKERS)}
+
+
+def _zeno_auto(rule: ZenoAuto, problem: Problem, x: Tensor, candidates: Tensor, batch: Batch, state: object) -> object:
+    return rule(candidates, problem.at(x, steps.LR, batch), state)
 
 
 def _zeno(problem: Problem, x: Tensor, candidates: Tensor, batch: Batch) -> Aggregate:

@@ -22,7 +22,7 @@ from benchmarks.rules import Timing
 
 COST_OF = ("cnn", "small_cnn")
 GROWTH = [(10, 10**5), (20, 10**5), (50, 10**5), (100, 10**5), (200, 10**5), (10, 10**6), (10, 10**7), (10, 10**8)]
-PARTS = ("rules", "growth", "steps", "cost", "cluster", "distributed", "nan")
+PARTS = ("rules", "growth", "steps", "cost", "zeno_auto", "cluster", "distributed", "nan")
 
 
 def run(what: str, sizes: Sequence[int], threads: int, json_file: Path | None, console: Console) -> None:
@@ -69,6 +69,10 @@ def _measure(part: str, sizes: Sequence[int], console: Console) -> Any:
             costs.append(cost.measure(model))
             console.print(_cost_table(costs[-1]), *_cost_lines(costs[-1]), sep="\n", highlight=False)
         return [one.to_json() for one in costs]
+    if part == "zeno_auto":
+        ratios = cost.zeno_auto_by_workers()
+        console.print(f"zeno_auto, in units of {GRADIENT} of 100 samples, by workers: {_short(dict(ratios))}")
+        return ratios
     if part in ("steps", "cluster", "distributed"):
         modules: dict[str, Any] = {"steps": steps, "cluster": cluster, "distributed": distributed}
         return modules[part].everything(lambda name, numbers: console.print(f"{name}: {_short(numbers)}"))

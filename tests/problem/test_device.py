@@ -25,6 +25,7 @@ from zeno.faults import FAULTS
 from zeno.problem import tasks
 from zeno.records.folder import MODEL_FILE
 from zeno.rules import PARTS, PRE_AGGREGATORS, Arrivals
+from zeno.rules.linalg.sketch import signs_of
 from zeno.server.core import Step
 from zeno.server.engine import Engine
 from zeno.server.samples import DatasetSamples
@@ -144,6 +145,7 @@ class Device(TorchFunctionMode):
 def cuda() -> Iterator[Marks]:
     """A device that is none."""
     own, marks = torch.Generator(), Marks()
+    signs_of.cache_clear()  # those of another such device are here
     with ExitStack() as stack:
         for name, value in {
             "is_available": lambda: True,

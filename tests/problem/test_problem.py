@@ -291,6 +291,22 @@ class Single(nn.Linear):
         raise TypeError("there is only one")
 
 
+@pytest.mark.usefixtures("side_by_side")
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_on_two_halves_are_the_same_in_parallel_and_alone(name: str) -> None:
+    problem, _ = make(name)
+    x, samples = problem.flat.clone(), batch(40)
+    before = [buffer.clone() for buffer in problem.model.buffers()]
+    halves = [problem.at(x, 0.1, samples.cut(half)) for half in (slice(20), slice(20, None))]
+    expected = torch.stack([half.gradient() for half in halves])
+    for _ in range(2):  # the first time shows that it takes long enough for threads
+        assert torch.equal(oracle.gradients_at_once(halves), expected)
+        assert torch.equal(problem.at(x, 0.1, samples).half_gradients(), expected)
+    assert problem.gradient_seconds > 0
+    assert torch.equal(problem.flat, x)
+    assert all(map(torch.equal, problem.model.buffers(), before))
+
+
 def hooked() -> nn.Module:
     model = models.mlp((1, 8, 8), 10)
     model.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)

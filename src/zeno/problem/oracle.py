@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -124,9 +124,8 @@ class LossOracle:
         size = self.batch.size // 2
         if size < 1:
             raise ValueError(f"Gradients on two halves need two samples or more. Found {self.batch.size}.")
-        halves = [self.batch.cut(where) for where in (slice(size), slice(size, None))]
-        with one_thread(), self._scoring(self.problem):
-            return torch.stack([self.problem.gradient_here(half) for half in halves])
+        halves = [replace(self, batch=self.batch.cut(where)) for where in (slice(size), slice(size, None))]
+        return gradients_at_once(halves)
 
     def _step(self, problem: "Problem", u: Tensor) -> Tensor:
         """Loads x - lr * u into the problem, and returns it [d]."""
@@ -160,3 +159,21 @@ class LossOracle:
         if isinstance(self.batch, NestedBatch):
             return min(piece.size for part in self.batch.parts(parts) for piece in part.pieces)
         return self.batch.size
+
+
+def gradients_at_once(oracles: Sequence[LossOracle]) -> Tensor:
+    """The gradients of several oracles of one problem, each at its x -> [n, d]; in parallel if they take long."""
+    original = oracles[0].problem
+
+    def gradient(problem: "Problem", number: int) -> Tensor:
+        oracle, began = oracles[number], time.perf_counter()
+        with oracle._scoring(problem):
+            problem.load(oracle.params)
+            found = problem.gradient_here(oracle.batch)
+        original.gradient_seconds = time.perf_counter() - began
+        return found
+
+    at_once = min(torch.get_num_threads(), len(oracles)) if original.gradient_seconds > WORTH_A_THREAD else 1
+    problems = original.replicas(at_once, oracles[0].batch)
+    found = dict(side_by_side(gradient, problems, range(len(oracles))))
+    return torch.stack([found[number] for number in range(len(oracles))])

@@ -60,6 +60,7 @@ class Problem:
         self._flat = torch.cat([p.detach().flatten() for p in self.parameters])  # [d]
         self._views = list(unflatten(self._flat, model).values())
         self.norms = norms_of(model)
+        self.gradient_seconds = 0.0  # that the last gradient on the server's samples took
         self.is_replica = False  # then other threads may draw random numbers at the same time
         self.replicas = Replicas(self)
 

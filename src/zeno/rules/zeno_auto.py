@@ -71,31 +71,23 @@ class ZenoAuto(Rule):
         candidates, oracle = rows.geometry.candidates, rows.require_oracle(oracle)
         halves = rows.server_gradients(oracle)  # [2, d]
         memory = Memory.of(state, candidates, halves, self.sketch)
-        sketches = memory.sketch(candidates) * factors[:, None]  # [m, k]
-        half_sketches = memory.sketch(halves)  # [2, k]
-        usable = sketches.square().sum(dim=1) <= LARGEST**2
-        sketches[~usable] = 0
-        o, g = half_sketches
-        choice = _choice(torch.cat([sketches, o[None]]))  # [m + 1]
-        columns = torch.cat([sketches, (choice[:-1] @ sketches + choice[-1] * o)[None], o[None]])
-        memory, found = memory.after(self.memory, torch.cat([usable, usable.new_ones(2)]), columns, g)
+        judged = judge(memory, self.memory, memory.sketch(candidates) * factors[:, None], memory.sketch(halves))
 
         def update(weights: Tensor) -> Tensor:  # [m + 1] -> [d]
             of_workers = weighted_sum(candidates, factors * weights[:-1])
-            return of_workers.add_(_own(halves, weights[-1]), alpha=float(weights[-1]))
+            return of_workers.add_(own_gradient(halves, weights[-1]), alpha=float(weights[-1]))
 
-        weights = _spread(memory.weights, choice)  # [m + 1]
-        best = update(weights)
-        both = half_sketches.mean(dim=0)
-        off = weights[:-1] @ sketches + weights[-1] * _own(half_sketches, weights[-1]) - both
-        if bool(off.square().sum() >= both.square().sum()):  # the update is no nearer to it than 0 is
-            alone = torch.zeros_like(weights)
-            alone[-1] = 1
-            weights = self._first_harmless([weights, _spread(found, choice), alone], update, oracle)
-            best = update(weights)
-        scores = torch.where(usable, -(sketches - g).square().sum(dim=1), -torch.inf)
-        likeness = likeness_of(sketches @ both, sketches.square().sum(dim=1), both.square().sum())
-        return Aggregate(best, factors * weights[:-1], scores, vars(memory), float(weights[-1]), likeness=likeness)
+        weights = judged.weights
+        if judged.doubtful:
+            weights = self._first_harmless(judged.tries, update, oracle)
+        return Aggregate(
+            update(weights),
+            factors * weights[:-1],
+            judged.scores,
+            vars(judged.memory),
+            float(weights[-1]),
+            likeness=judged.likeness,
+        )
 
     def _first_harmless(self, tries: list[Tensor], update: Callable[[Tensor], Tensor], oracle: Oracle) -> Tensor:
         """The first weights whose update does not raise the loss on fresh samples, within a standard error; else 0."""
@@ -103,6 +95,43 @@ class ZenoAuto(Rule):
         errors = (descents.var(dim=1, correction=0) / max(1, descents.shape[1] - 1)).sqrt()
         harmless = (descents.mean(dim=1) + errors >= 0).tolist()  # False for NaN
         return next((weights for weights, fine in zip(tries, harmless, strict=True) if fine), 0 * tries[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What sketches say about the candidates of a step."""
+
+    memory: "Memory"  # after the step
+    tries: list[Tensor]  # weights [m + 1] of the workers and of the server: the best, those of this step, the server's
+    doubtful: bool  # whether the update of the best is no nearer to the server's own gradient than 0 is
+    scores: Tensor  # [m]
+    likeness: Tensor  # [2, m] as of an aggregate
+
+    @property
+    def weights(self) -> Tensor:
+        """The best [m + 1]."""
+        return self.tries[0]
+
+
+def judge(memory: "Memory", decay: float, sketches: Tensor, halves: Tensor) -> Judged:
+    """From the sketches of the candidates [m, k], not finite where unusable, and of the server's two gradients."""
+    usable = sketches.square().sum(dim=1) <= LARGEST**2
+    sketches = torch.where(usable[:, None], sketches, 0)
+    o, g = halves
+    choice = _choice(torch.cat([sketches, o[None]]))  # [m + 1]
+    columns = torch.cat([sketches, (choice[:-1] @ sketches + choice[-1] * o)[None], o[None]])
+    memory, found = memory.after(decay, torch.cat([usable, usable.new_ones(2)]), columns, g)
+    weights, both = _spread(memory.weights, choice), halves.mean(dim=0)
+    off = weights[:-1] @ sketches + weights[-1] * own_gradient(halves, weights[-1]) - both
+    alone = torch.zeros_like(weights)
+    alone[-1] = 1
+    return Judged(
+        memory,
+        [weights, _spread(found, choice), alone],
+        bool(off.square().sum() >= both.square().sum()),
+        scores=torch.where(usable, -(sketches - g).square().sum(dim=1), -torch.inf),
+        likeness=likeness_of(sketches @ both, sketches.square().sum(dim=1), both.square().sum()),
+    )
 
 
 def _choice(columns: Tensor) -> Tensor:
@@ -118,7 +147,7 @@ def _spread(weights: Tensor, choice: Tensor) -> Tensor:
     return torch.cat([of_workers, of_server]) + of_choice * choice
 
 
-def _own(halves: Tensor, weight: Tensor) -> Tensor:
+def own_gradient(halves: Tensor, weight: Tensor) -> Tensor:
     """The server's own gradient, for this weight: the larger it is, the less is to be judged, and both halves train."""
     return torch.lerp(halves[0], halves[1], float(weight) / 2)
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from zeno.problem.nested import NestedBatch
-from zeno.problem.oracle import OWN_STATISTICS_FROM, LossOracle
+from zeno.problem.oracle import OWN_STATISTICS_FROM, LossOracle, gradients_at_once
 from zeno.problem.problem import Problem
 from zeno.problem.threads import one_thread
 from zeno.records.record import Record, finite
@@ -287,8 +287,12 @@ class StepOracle:
             return self._oracle.gradient(after)
 
     def half_gradients(self) -> Tensor:  # [2, d]
+        return self._half_gradients
+
+    @cached_property
+    def _half_gradients(self) -> Tensor:
         with self.clock("scores"):
-            return torch.stack([self._on(self._samples // 2, 0, half).gradient() for half in (0, 1)])
+            return gradients_at_once([self._on(self._samples // 2, 0, half) for half in (0, 1)])
 
     @cached_property
     def _oracle(self) -> LossOracle:
