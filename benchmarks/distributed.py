@@ -22,6 +22,7 @@ from torch.multiprocessing.spawn import spawn
 from benchmarks.steps import Numbers
 from zeno import distributed
 from zeno.rules import Mean, Rule, Zeno
+from zeno.server.distributed.gather import BUCKET_BYTES
 from zeno.server.server import Server
 
 RANKS = 4
@@ -35,17 +36,17 @@ def everything(tell: Callable[[str, Numbers], None]) -> dict[str, Numbers]:
     """All measurements; `tell` is called after each."""
     found: dict[str, Numbers] = {}
     for size in SIZES:
-        found[f"beside all-reduce, d = {size:.0e}"] = _in_processes(_times, size)
+        found[f"beside all-reduce, d = {size:.0e}"] = in_processes(_times, size)
         tell(*list(found.items())[-1])
     for rule in (Zeno(trim=RANKS - 1, batch_size=4, rho=0.0), Mean()):
-        found[f"memory of the server, d = {MEMORY_SIZE:.0e}, {type(rule).__name__.lower()}"] = _in_processes(
+        found[f"memory of the server, d = {MEMORY_SIZE:.0e}, {type(rule).__name__.lower()}"] = in_processes(
             _memory, MEMORY_SIZE, rule
         )
         tell(*list(found.items())[-1])
     return found
 
 
-def _in_processes(do: Callable[..., Numbers], *arguments: Any) -> Numbers:
+def in_processes(do: Callable[..., Numbers], *arguments: Any) -> Numbers:
     """Returns the result of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         spawn(_rank, (folder, do, arguments), nprocs=RANKS)
@@ -87,7 +88,7 @@ def _times(size: int, rounds: int = 15) -> Numbers:
         """What DDP does after backward, in its buckets; it hides part of it behind backward."""
         parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
         vector = torch.cat(parts)
-        for bucket in vector.split(distributed.BUCKET_BYTES // FLOAT):
+        for bucket in vector.split(BUCKET_BYTES // FLOAT):
             dist.all_reduce(bucket)
         for part, mean in zip(parts, (vector / RANKS).split([len(part) for part in parts]), strict=True):
             part.copy_(mean)

@@ -15,14 +15,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cluster, cost, distributed, rules, steps
+from benchmarks import cluster, cost, distributed, guard, rules, steps
 from benchmarks.cost import GRADIENT, Cost
 from benchmarks.peers import PACKAGES, missing
 from benchmarks.rules import Timing
 
 COST_OF = ("cnn", "small_cnn")
 GROWTH = [(10, 10**5), (20, 10**5), (50, 10**5), (100, 10**5), (200, 10**5), (10, 10**6), (10, 10**7), (10, 10**8)]
-PARTS = ("rules", "growth", "steps", "cost", "zeno_auto", "cluster", "distributed", "nan")
+PARTS = ("rules", "growth", "steps", "cost", "zeno_auto", "cluster", "distributed", "guard", "nan")
 
 
 def run(what: str, sizes: Sequence[int], threads: int, json_file: Path | None, console: Console) -> None:
@@ -73,8 +73,8 @@ def _measure(part: str, sizes: Sequence[int], console: Console) -> Any:
         ratios = cost.zeno_auto_by_workers()
         console.print(f"zeno_auto, in units of {GRADIENT} of 100 samples, by workers: {_short(dict(ratios))}")
         return ratios
-    if part in ("steps", "cluster", "distributed"):
-        modules: dict[str, Any] = {"steps": steps, "cluster": cluster, "distributed": distributed}
+    if part in ("steps", "cluster", "distributed", "guard"):
+        modules: dict[str, Any] = {"steps": steps, "cluster": cluster, "distributed": distributed, "guard": guard}
         return modules[part].everything(lambda name, numbers: console.print(f"{name}: {_short(numbers)}"))
     rows = {label: rules.one_bad_worker_of_seven(value) for label, value in (("NaN", math.nan), ("Inf", math.inf))}
     for label, table in rows.items():

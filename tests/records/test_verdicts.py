@@ -15,7 +15,7 @@ from zeno.workers.reply import ErrorKind, ReplyError
 DIED = ReplyError(ErrorKind.DIED, "died")
 
 
-def ledger_with_failures(failures: Sequence[Sequence[int]], workers: int, **settings: float) -> Ledger:
+def ledger_with_failures(failures: Sequence[Sequence[int]], workers: int, **settings: Any) -> Ledger:
     """The ledger of a run whose workers failed at these steps, under a rule that does not rank."""
     ledger = Ledger(workers, **settings)
     for step, failed in enumerate(failures):

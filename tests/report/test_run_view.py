@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,9 @@ def ledgers(monkeypatch: pytest.MonkeyPatch) -> list[Ledger]:
     found: list[Ledger] = []
     create = Ledger.__init__
 
-    def noted(self: Ledger, workers: int, **rates: float) -> None:
+    def noted(self: Ledger, workers: int, **settings: Any) -> None:
         found.append(self)
-        create(self, workers, **rates)
+        create(self, workers, **settings)
 
     monkeypatch.setattr(Ledger, "__init__", noted)
     return found

@@ -12,6 +12,7 @@ Shapes: m candidates, d parameters, n samples, k batches.
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +44,8 @@ BATCHES_AT_ONCE = 32
 class Problem:
     """`loss`, `gradient`, `descent` and `accuracy` of a model as functions of its parameters as one vector [d].
 
-    Takes ownership of the model: its parameters become views of one buffer and hold whatever was evaluated last.
+    Takes ownership of the model: its parameters become views of one buffer and hold whatever was evaluated last. Only
+    what ends in `_here` leaves them where they are.
     """
 
     def __init__(self, model: nn.Module, loss: Loss = F.cross_entropy) -> None:
@@ -57,12 +59,18 @@ class Problem:
                 f"Found {', '.join(sorted(kinds)) or 'no trainable parameters'}."
             )
         [self.kind] = kinds
-        self._flat = torch.cat([p.detach().flatten() for p in self.parameters])  # [d]
-        self._views = list(unflatten(self._flat, model).values())
         self.norms = norms_of(model)
         self.gradient_seconds = 0.0  # that the last gradient on the server's samples took
         self.is_replica = False  # then other threads may draw random numbers at the same time
         self.replicas = Replicas(self)
+
+    @cached_property
+    def _flat(self) -> Tensor:
+        return torch.cat([p.detach().flatten() for p in self.parameters])  # [d]
+
+    @cached_property
+    def _views(self) -> list[Tensor]:
+        return list(unflatten(self._flat, self.model).values())
 
     def __reduce__(self) -> tuple[type["Problem"], tuple[nn.Module, Loss]]:
         """Copied and pickled by its model, so that a copy has its own buffer."""
@@ -80,7 +88,7 @@ class Problem:
     @property
     def size(self) -> int:
         """d, the number of trainable parameters."""
-        return self._flat.numel()
+        return sum(p.numel() for p in self.parameters)
 
     @property
     def buffers(self) -> dict[str, Tensor]:

@@ -71,15 +71,25 @@ class Row:
 
 
 class Ledger:
-    """What the records of a run say about each worker. Verdicts are valid at any time."""
+    """What the records of a run say about each worker. Verdicts are valid at any time.
 
-    def __init__(self, workers: int, error_rate: float = ERROR_RATE, failure_rate: float = FAILURE_RATE) -> None:
+    With `similar_data` all workers draw from the same data, as the ranks of a DDP job do: no cosine below 0 is allowed.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        error_rate: float = ERROR_RATE,
+        failure_rate: float = FAILURE_RATE,
+        similar_data: bool = False,
+    ) -> None:
         if not 0 < failure_rate < 1:
             raise ValueError(f"A ledger needs failure_rate above 0 and below 1. Found {failure_rate!r}.")
         self.workers = workers
         self.names = [str(worker) for worker in range(workers)]
         self.error_rate = error_rate
         self.failure_rate = failure_rate
+        self.similar_data = similar_data
         self._first: int | None = None  # workers at the first step, if workers may join
         self.steps = 0
         self._tally = Tally(workers)
@@ -105,13 +115,19 @@ class Ledger:
             return self.workers / self.error_rate
         return 2 * self.workers**2 / (self._first * self.error_rate)
 
+    @property
+    def evidence(self) -> list[float]:
+        """The highest evidence so far against each worker: 1 says nothing, `threshold` makes a suspect."""
+        found: list[float] = self._most.tolist()
+        return found
+
     def join(self, names: Sequence[str]) -> None:
         """Adds workers; what is known about the others does not change.
 
         A run whose workers have names starts with `Ledger(0)`.
         """
         before, workers = self.workers, self.workers + len(names)
-        larger = Ledger(workers, self.error_rate, self.failure_rate)
+        larger = Ledger(workers, self.error_rate, self.failure_rate, self.similar_data)
         if self.steps:
             with_state(larger, state_of(self))
         larger.workers, larger.names = workers, [*self.names, *names]
@@ -138,7 +154,8 @@ class Ledger:
         asked[record.quarantined] = False
         failed[list(record.errors)] = True
         if record.lengths is not None:
-            too_large = (_values(record.lengths) > LONGEST) & asked & ~failed & ~self._used  # False for NaN
+            too_large = (_values(record.lengths) > LONGEST) & asked & ~failed  # False for NaN
+            too_large &= ~self._used | self.similar_data
         events = failed | too_large
         self._failing.add(on_a_rate(events, self.failure_rate, self.failure_rate**FAILING), asked)
         mended, on = np.ones((len(STAKES), self.workers)), np.zeros(self.workers, dtype=bool)  # factors and bets
@@ -160,7 +177,7 @@ class Ledger:
             cosines = _values(record.cosines)
             known = there & ~np.isnan(cosines)
             cosines = np.where(known, cosines, 0.0)
-            slack = self._cosines.add(cosines, known, self._used & ~self._suspect)
+            slack = 0.0 if self.similar_data else self._cosines.add(cosines, known, self._used & ~self._suspect)
             self._harmful.add(on_a_mean((-cosines - slack) / (1 + slack)), known)
             yield self._is(HARMS), on_a_mean(cosines), known
         # With samples, a worker that is never used may be harmless: only its score counts.
@@ -271,9 +288,11 @@ class Ledger:
         return sorted(sorted(found, key=lambda worker: self._since[worker])[:most])
 
 
-def ledger_of(records: Iterable[Record], workers: int, failure_rate: float = FAILURE_RATE) -> Ledger:
+def ledger_of(
+    records: Iterable[Record], workers: int, failure_rate: float = FAILURE_RATE, similar_data: bool = False
+) -> Ledger:
     """The ledger of a run, from its records in order; `workers` is 0 for a run whose workers have names."""
-    ledger = Ledger(workers, failure_rate=failure_rate)
+    ledger = Ledger(workers, failure_rate=failure_rate, similar_data=similar_data)
     for record in records:
         ledger.add(record)
     return ledger

@@ -18,7 +18,7 @@ class Record:
     """
 
     step: int
-    lr: float
+    lr: float | None  # None where it is not known
     kept: list[bool] | None  # per worker; None when the step was skipped
     scores: list[float | None] | None  # per worker, None for unusable candidates; None when the rule does not rank
     weights: list[float] | None = None  # per worker: its share in the update; None when the step was skipped
@@ -84,6 +84,11 @@ class Record:
 def finite(values: Iterable[float]) -> list[float | None]:
     """Replaces NaN and infinity, which JSON does not have, by None."""
     return [value if math.isfinite(value) else None for value in values]
+
+
+def rounded(values: Iterable[float]) -> list[float | None]:
+    """To four digits, which records have room for; None where not finite."""
+    return finite(float(f"{value:.4g}") for value in values)
 
 
 @dataclass(frozen=True)

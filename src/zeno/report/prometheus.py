@@ -76,7 +76,8 @@ class Metrics(AbstractContextManager["Metrics"]):
             yield from self._of_workers(ledger.rows)
             yield _family("zeno_evidence_threshold", "Evidence that makes a suspect.", ledger.threshold)
         if last is not None:
-            yield _family("zeno_learning_rate", "Learning rate of the last step.", last.lr)
+            if last.lr is not None:
+                yield _family("zeno_learning_rate", "Learning rate of the last step.", last.lr)
             yield _family("zeno_kept_workers", "Candidates kept at the last step.", sum(last.kept or []))
             yield _family("zeno_own_share_ratio", "Share of the server's own gradient in the last step.", last.own)
             yield _family("zeno_workers", "Workers alive, late or lost.", last.workers, "state")

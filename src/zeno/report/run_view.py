@@ -28,6 +28,7 @@ class RunView:
     notes: list[str] = field(default_factory=list)  # problems with the folder, for the reader
     said: int | None = None  # workers, if the settings say
     failure_rate: float = FAILURE_RATE  # of a healthy worker
+    similar_data: bool = False  # of the workers
     names: list[str] = field(default_factory=list)  # of the workers, if they have names
     _ledger: Ledger | None = field(default=None, init=False, repr=False, compare=False)
     _reader: Reader = field(default_factory=Reader, init=False, repr=False, compare=False)
@@ -38,7 +39,8 @@ class RunView:
     def ledger(self) -> Ledger:
         """Computed once; records that are new since the last call are added."""
         if self._ledger is None or (self._ledger.workers != self.workers and not self.names):
-            self._ledger = Ledger(0 if self.names else self.workers, failure_rate=self.failure_rate)
+            workers = 0 if self.names else self.workers
+            self._ledger = Ledger(workers, failure_rate=self.failure_rate, similar_data=self.similar_data)
         for record in self.records[self._ledger.steps :]:
             self._ledger.add(record)
         return self._ledger
@@ -82,12 +84,13 @@ class RunView:
 
 def open_run(folder: Path, name: str | None = None) -> RunView:
     """The view of a run folder before its first record."""
-    settings, notes, numbers, rate = {}, [], {}, FAILURE_RATE
+    settings, notes, numbers, rate, similar = {}, [], {}, FAILURE_RATE, False
     try:
         found = toml.loads(read_file(folder / RUN_FILE).decode())
         numbers = {key: found[key] for key in ("workers", "steps") if type(found.get(key)) is int and found[key] > 0}
         if type(found.get("failure_rate")) is float and 0 < found["failure_rate"] < 1:
             rate = found["failure_rate"]
+        similar = found.get("similar_data") is True
         settings = {
             key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in found.items()
         }
@@ -97,7 +100,9 @@ def open_run(folder: Path, name: str | None = None) -> RunView:
         notes = [f"{RUN_FILE} is damaged: the settings are not known."]
     said = numbers.get("workers")
     workers = 0 if said is None or said > MOST_UNSEEN else said
-    return RunView(name or folder.resolve().name, settings, [], workers, numbers.get("steps"), notes, said, rate)
+    return RunView(
+        name or folder.resolve().name, settings, [], workers, numbers.get("steps"), notes, said, rate, similar
+    )
 
 
 def read_run(folder: Path, name: str | None = None) -> RunView:

@@ -78,7 +78,8 @@ class TensorBoard(AbstractContextManager["TensorBoard"]):
 
 
 def _scalars(record: Record) -> Iterator[tuple[str, float]]:
-    yield "lr", record.lr
+    if record.lr is not None:
+        yield "lr", record.lr
     yield "kept", sum(record.kept or [])
     if record.kept is not None:
         yield "server/own_share", record.own

@@ -71,22 +71,24 @@ class ZenoAuto(Rule):
         candidates, oracle = rows.geometry.candidates, rows.require_oracle(oracle)
         halves = rows.server_gradients(oracle)  # [2, d]
         memory = Memory.of(state, candidates, halves, self.sketch)
-        judged = judge(memory, self.memory, memory.sketch(candidates) * factors[:, None], memory.sketch(halves))
+        sketches = memory.sketch(candidates) * factors[:, None]  # [m, k]
+        compared = Comparison.of(memory, self.memory, sketches, memory.sketch(halves))
+        mixture = compared.mixture()
 
         def update(weights: Tensor) -> Tensor:  # [m + 1] -> [d]
             of_workers = weighted_sum(candidates, factors * weights[:-1])
             return of_workers.add_(own_gradient(halves, weights[-1]), alpha=float(weights[-1]))
 
-        weights = judged.weights
-        if judged.doubtful:
-            weights = self._first_harmless(judged.tries, update, oracle)
+        weights = mixture.tries[0]  # [m + 1]
+        if mixture.doubtful:
+            weights = self._first_harmless(mixture.tries, update, oracle)
         return Aggregate(
             update(weights),
             factors * weights[:-1],
-            judged.scores,
-            vars(judged.memory),
+            compared.scores,
+            vars(mixture.memory),
             float(weights[-1]),
-            likeness=judged.likeness,
+            likeness=compared.likeness,
         )
 
     def _first_harmless(self, tries: list[Tensor], update: Callable[[Tensor], Tensor], oracle: Oracle) -> Tensor:
@@ -98,40 +100,59 @@ class ZenoAuto(Rule):
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
-    """What sketches say about the candidates of a step."""
+class Mixture:
+    """The mixture of a step that is nearest to the server's gradient."""
 
     memory: "Memory"  # after the step
     tries: list[Tensor]  # weights [m + 1] of the workers and of the server: the best, those of this step, the server's
-    doubtful: bool  # whether the update of the best is no nearer to the server's own gradient than 0 is
-    scores: Tensor  # [m]
-    likeness: Tensor  # [2, m] as of an aggregate
+    doubtful: bool  # whether the best is no nearer to the server's own gradient than 0 is
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The candidates of a step beside the server's two gradients, by sketches of k numbers."""
+
+    memory: "Memory"  # with the errors of this step, and the weights of the last
+    decay: float
+    usable: Tensor  # [m]
+    sketches: Tensor  # [m, k], 0 where unusable
+    choice: Tensor  # [m + 1]
+    columns: Tensor  # [m + 2, k]
+    halves: Tensor  # [2, k]
+
+    @classmethod
+    def of(cls, memory: "Memory", decay: float, sketches: Tensor, halves: Tensor) -> "Comparison":
+        """Of candidates whose sketches [m, k] are not finite where they are unusable."""
+        usable = sketches.square().sum(dim=1) <= LARGEST**2
+        sketches = torch.where(usable[:, None], sketches, 0)
+        o, g = halves
+        choice = _choice(torch.cat([sketches, o[None]]))
+        columns = torch.cat([sketches, (choice[:-1] @ sketches + choice[-1] * o)[None], o[None]])
+        memory = memory.after(decay, torch.cat([usable, usable.new_ones(2)]), columns, g)
+        return cls(memory, decay, usable, sketches, choice, columns, halves)
 
     @property
-    def weights(self) -> Tensor:
-        """The best [m + 1]."""
-        return self.tries[0]
+    def scores(self) -> Tensor:
+        """[m] of each candidate by itself."""
+        return torch.where(self.usable, -(self.sketches - self.halves[1]).square().sum(dim=1), -torch.inf)
 
+    @property
+    def likeness(self) -> Tensor:
+        """[2, m] as of an aggregate."""
+        both = self.halves.mean(dim=0)
+        return likeness_of(self.sketches @ both, self.sketches.square().sum(dim=1), both.square().sum())
 
-def judge(memory: "Memory", decay: float, sketches: Tensor, halves: Tensor) -> Judged:
-    """From the sketches of the candidates [m, k], not finite where unusable, and of the server's two gradients."""
-    usable = sketches.square().sum(dim=1) <= LARGEST**2
-    sketches = torch.where(usable[:, None], sketches, 0)
-    o, g = halves
-    choice = _choice(torch.cat([sketches, o[None]]))  # [m + 1]
-    columns = torch.cat([sketches, (choice[:-1] @ sketches + choice[-1] * o)[None], o[None]])
-    memory, found = memory.after(decay, torch.cat([usable, usable.new_ones(2)]), columns, g)
-    weights, both = _spread(memory.weights, choice), halves.mean(dim=0)
-    off = weights[:-1] @ sketches + weights[-1] * own_gradient(halves, weights[-1]) - both
-    alone = torch.zeros_like(weights)
-    alone[-1] = 1
-    return Judged(
-        memory,
-        [weights, _spread(found, choice), alone],
-        bool(off.square().sum() >= both.square().sum()),
-        scores=torch.where(usable, -(sketches - g).square().sum(dim=1), -torch.inf),
-        likeness=likeness_of(sketches @ both, sketches.square().sum(dim=1), both.square().sum()),
-    )
+    def mixture(self) -> Mixture:
+        there = torch.cat([self.usable, self.usable.new_ones(2)])
+        g = self.halves[1]
+        now = torch.cat([self.columns[there], 0 * g[None]]) - g
+        memory, found = self.memory.mixed(there, (1 - self.decay) ** 0.5 * now)
+        weights, both = _spread(memory.weights, self.choice), self.halves.mean(dim=0)
+        off = weights[:-1] @ self.sketches + weights[-1] * own_gradient(self.halves, weights[-1]) - both
+        alone = torch.zeros_like(weights)
+        alone[-1] = 1
+        doubtful = bool(off.square().sum() >= both.square().sum())
+        return Mixture(memory, [weights, _spread(found, self.choice), alone], doubtful)
 
 
 def _choice(columns: Tensor) -> Tensor:
@@ -166,16 +187,21 @@ class Memory:
     weights: Tensor  # [m + 2] of the last step
 
     @classmethod
+    def new(cls, m: int, k: int, seed: int, like: Tensor) -> "Memory":
+        """Of no step, for m workers; on the device of `like`."""
+        errors = like.new_zeros(m + 2, k, dtype=working_dtype(like.dtype))
+        counts = like.new_zeros(m + 2, dtype=torch.float64)
+        weights = counts.clone()
+        weights[-1] = 1.0
+        return cls(seed, counts, errors, torch.zeros_like(errors[0]), weights)
+
+    @classmethod
     def of(cls, state: Any, candidates: Tensor, halves: Tensor, k: int) -> "Memory":
         """What the rule returned as its state; a new one from None. Workers that are new have a count of 0."""
         m, d = candidates.shape
         if state is None:
             secret = hashlib.blake2b(halves.float().cpu().numpy().tobytes(), digest_size=8)  # the server's samples
-            errors = candidates.new_zeros(m + 2, min(k, d), dtype=working_dtype(candidates.dtype))
-            counts = candidates.new_zeros(m + 2, dtype=torch.float64)
-            weights = counts.clone()
-            weights[-1] = 1.0
-            return cls(int.from_bytes(secret.digest(), "big"), counts, errors, torch.zeros_like(errors[0]), weights)
+            return cls.new(m, min(k, d), int.from_bytes(secret.digest(), "big"), candidates)
         tensors = {name: value.to(candidates.device) for name, value in state.items() if isinstance(value, Tensor)}
         found: dict[str, Any] = {**state, **tensors}
         before = len(found["errors"]) - 2
@@ -190,8 +216,8 @@ class Memory:
         """The sketches of rows [n, d] -> [n, k] in float64."""
         return sketch(rows, len(self.target), self.seed).double()
 
-    def after(self, decay: float, there: Tensor, columns: Tensor, g: Tensor) -> tuple["Memory", Tensor]:
-        """With the columns that are there at this step, and its weights; and [m + 2] those that it found anew."""
+    def after(self, decay: float, there: Tensor, columns: Tensor, g: Tensor) -> "Memory":
+        """With the columns that are there at this step."""
 
         def mean(before: Tensor, now: Tensor, rate: Tensor) -> Tensor:
             return (before + rate * (now - before)).to(before.dtype)
@@ -199,14 +225,14 @@ class Memory:
         counts = self.counts + there
         rates = (1 - decay) / (1 - decay ** counts.clamp(min=1)) * there  # the first step counts in full
         errors = mean(self.errors, columns - g, rates[:, None])
-        memory = replace(self, counts=counts, errors=errors, target=mean(self.target, g, rates[-1]))
-        return memory._mixed(there, (1 - decay) ** 0.5 * (torch.cat([columns[there], 0 * g[None]]) - g))
+        return replace(self, counts=counts, errors=errors, target=mean(self.target, g, rates[-1]))
 
-    def _mixed(self, there: Tensor, now: Tensor) -> tuple["Memory", Tensor]:
-        """With the weights for the columns that are there, whose errors at this step are `now`.
+    def mixed(self, there: Tensor, now: Tensor) -> tuple["Memory", Tensor]:
+        """With the weights for the columns that are there, whose errors at this step, and those of 0, are `now`.
 
         Zero is a column too: a shorter mixture has less noise, and is nearer to g^ for that. But it is only slower. So
         what zero gets goes to the weights of the last step, until the mixture is as long as the server's own gradient.
+        Also returns the weights that were found anew [m + 2].
         """
         means = torch.cat([self.errors[there], -self.target[None]]).double()
         found = nearest_mixture(torch.cat([means, now], dim=1))[:-1].to(means.device)

@@ -1,15 +1,15 @@
 """Seconds by phase of a step."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
 class Clock:
     """Seconds by phase; time in an inner phase does not count for the outer one."""
 
-    def __init__(self) -> None:
-        self.seconds = {"gradients": 0.0, "scores": 0.0, "rule": 0.0}  # other phases are added when they end
+    def __init__(self, phases: Iterable[str] = ("gradients", "scores", "rule")) -> None:
+        self.seconds = dict.fromkeys(phases, 0.0)  # other phases are added when they end
         self._inner = 0.0
 
     @contextmanager

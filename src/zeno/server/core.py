@@ -28,7 +28,7 @@ from zeno.problem.nested import NestedBatch
 from zeno.problem.oracle import OWN_STATISTICS_FROM, LossOracle, gradients_at_once
 from zeno.problem.problem import Problem
 from zeno.problem.threads import one_thread
-from zeno.records.record import Record, finite
+from zeno.records.record import Record, finite, rounded
 from zeno.rules.aggregate import checked, likeness_of
 from zeno.rules.linalg.passes import dots, largest_number, squared_norms
 from zeno.rules.rule import Aggregate, Rule, TooFewUsable
@@ -202,12 +202,12 @@ class Step:
             found = {
                 "kept": self.aggregate.kept.tolist(),
                 "scores": None if scores is None else finite(scores.tolist()),
-                "weights": _rounded(self.aggregate.weights.tolist()),
-                "own": _rounded([self.aggregate.own])[0],
+                "weights": rounded(self.aggregate.weights.tolist()),
+                "own": rounded([self.aggregate.own])[0],
                 "note": self.aggregate.note,
             }
             if self.aggregate.likeness is not None:
-                found["cosines"], found["lengths"] = map(_rounded, self.aggregate.likeness.tolist())
+                found["cosines"], found["lengths"] = map(rounded, self.aggregate.likeness.tolist())
         return Record(
             step=self.number,
             lr=self.lr,
@@ -219,11 +219,6 @@ class Step:
             **found,
             **more,
         )
-
-
-def _rounded(numbers: Iterable[float]) -> list[float | None]:
-    """To four digits, which records have room for; None where not finite."""
-    return finite(float(f"{number:.4g}") for number in numbers)
 
 
 def most_resting(rule: Rule, workers: int) -> int:

@@ -24,11 +24,17 @@ class Recorder:
     """
 
     def __init__(
-        self, folder: Path | None, rule: Rule, watchers: Sequence[Watcher] = (), failure_rate: float = FAILURE_RATE
+        self,
+        folder: Path | None,
+        rule: Rule,
+        watchers: Sequence[Watcher] = (),
+        failure_rate: float = FAILURE_RATE,
+        similar_data: bool = False,
     ) -> None:
         self.folder = folder
         self.rule = rule
         self.failure_rate = Ledger(0, failure_rate=failure_rate).failure_rate  # which checks it
+        self.similar_data = similar_data
         self.named: list[int] = []  # the workers that became suspect with the last record
         self.ledger: Ledger | None = None
         self._watchers = list(watchers)
@@ -43,8 +49,9 @@ class Recorder:
             self._close_journal()
             rule = f"rule = {json.dumps(describe(self.rule, PARTS))}\n"
             settings = f"{rule}failure_rate = {self.failure_rate!r}\n"
+            settings += "similar_data = true\n" if self.similar_data else ""
             settings += "" if workers is None else f"workers = {workers}\n"
-            written = ledger_of(earlier or (), workers or 0, self.failure_rate)
+            written = ledger_of(earlier or (), workers or 0, self.failure_rate, self.similar_data)
             if self.ledger is None or steps == 0:
                 self.ledger = written
             elif self.folder is not None and _counts(written) != _counts(self.ledger):

@@ -17,6 +17,7 @@ class ErrorKind(str, Enum):
     NOT_FINITE = "not finite"  # a gradient with NaN or Inf
     LOSS_RAISED = "loss raised"  # a gradient after which the server's loss raises an exception
     MALFORMED = "malformed"  # not a gradient of this step: another type, shape, dtype or step
+    DRIFTED = "drifted"  # a rank whose parameters were not those of the others
     OTHER = "other"
 
     def __str__(self) -> str:

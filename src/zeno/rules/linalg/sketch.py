@@ -37,13 +37,19 @@ class Sketch:
         # Of one vector several sums fit the cache, and longer operations are faster.
         self._sums = torch.zeros(n, stretch if n == 1 else k, dtype=dtype, device=like.device)
 
-    def add(self, part: Tensor, start: int) -> None:
-        """Adds the coordinates from `start` on of each vector [n, w]."""
+    def add(self, part: Tensor, start: int, then_scale: float = 1.0) -> None:
+        """Adds the coordinates from `start` on of each vector [n, w].
+
+        Then multiplies them by a number in place, which costs little while they are in the cache.
+        """
         width, stop = self._sums.shape[1], start + part.shape[1]
         for at in (start, *range(start - start % width + width, stop, width)):
             end = min(stop, at - at % width + width)
-            piece = part[:, at - start : end - start].to(self._sums.dtype)
-            self._sums[:, at % width : at % width + end - at].addcmul_(piece, self.signs.at(at, end))
+            piece = part[:, at - start : end - start]
+            sums = self._sums[:, at % width : at % width + end - at]
+            sums.addcmul_(piece.to(self._sums.dtype), self.signs.at(at, end))
+            if then_scale != 1:
+                piece.mul_(then_scale)
 
     def sums(self) -> Tensor:
         """[n, k]"""

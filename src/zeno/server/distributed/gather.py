@@ -1,4 +1,4 @@
-"""Zeno in a script started by `torchrun`, in place of DDP's all-reduce.
+"""Any rule in a script started by `torchrun`, in place of DDP's all-reduce: one rank receives all gradients.
 
 Every rank computes a gradient and calls `step`. One rank, which has a `zeno.Server`, receives the gradients of all
 ranks one after the other, lets its model take the step, and broadcasts the new parameters. The optimizers of the other
@@ -19,9 +19,7 @@ another exception on one rank; only `TooFewUsable` is raised on all of them. For
 Shapes: m ranks, d parameters.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -34,14 +32,14 @@ from torch.optim import Optimizer
 from zeno.problem.flat import gradients, plain_tensor, trainable
 from zeno.problem.problem import norms_of
 from zeno.rules.rule import Aggregate, TooFewUsable
+from zeno.server.distributed.ranks import Ranks
 from zeno.server.server import Server
 
 if TYPE_CHECKING:  # some builds of torch lack them
     from torch.distributed import ProcessGroup, Work
 
 BUCKET_BYTES = 25 * 2**20
-DIFFERENCE_BYTES = 400  # of a text that says how a rank differs
-MAX_DIFFERENCES = 3  # in an error
+CALLER = "zeno.distributed.step"
 _COMPARED: "WeakSet[nn.Module]" = WeakSet()  # models that all ranks have alike
 _ROWS: "WeakKeyDictionary[Server, list[Tensor]]" = WeakKeyDictionary()  # reused: allocating costs as much as a pass
 
@@ -72,11 +70,11 @@ def step(
         raise ValueError(f"zeno.distributed.step needs sent as {transport.size} numbers. Found {found}.")
     own = transport.vector(gradients(model, caller="zeno.distributed.step") if given is None else [given])
     if model not in _COMPARED:
-        transport.compare()
+        transport.ranks.compare(transport.description())
         _COMPARED.add(model)
     if server is None:
         transport.send(own)
-        reason = transport.share_reason()
+        reason = transport.ranks.share_text("", server_rank)
         if reason:
             raise TooFewUsable(reason)
         for parameter in trainable(model).values():
@@ -87,9 +85,9 @@ def step(
     try:
         aggregate = server.step(_Gradients(transport, own, server))
     except TooFewUsable as error:
-        transport.share_reason(str(error))
+        transport.ranks.share_text(str(error), server_rank)  # why the step is skipped
         raise
-    transport.share_reason()
+    transport.ranks.share_text("", server_rank)
     transport.share_model(is_server=True)
     return aggregate
 
@@ -98,12 +96,8 @@ def _check(
     model: nn.Module, optimizer: Optimizer, server: Server | None, server_rank: int, group: "ProcessGroup | None"
 ) -> None:
     """Raises for mistakes by the caller."""
-    if not (dist.is_available() and dist.is_initialized()):
-        raise ValueError(
-            "zeno.distributed.step needs a process group. Found none. Start the script with torchrun and call "
-            "torch.distributed.init_process_group() in it."
-        )
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    ranks = Ranks(group, torch.empty(0), CALLER)
+    size, rank = ranks.size, ranks.rank
     if not 0 <= server_rank < size:
         raise ValueError(f"zeno.distributed.step needs server_rank from 0 to {size - 1}. Found {server_rank}.")
     if (rank == server_rank) != (server is not None):
@@ -130,15 +124,13 @@ class _Transport:
         self.model = model
         self.server_rank = server_rank
         self.group = group
-        self.ranks = dist.get_world_size(group)
         parameters = trainable(model).values()
         self.size = sum(parameter.numel() for parameter in parameters)  # d
         first = next(iter(parameters))
         self.bucket_bytes = bucket_bytes
         self.bucket = max(1, bucket_bytes // first.element_size())
-        # Gloo sends from the CPU, NCCL from a GPU.
-        device = torch.device("cpu") if dist.get_backend(group) == "gloo" else first.device
-        self._like = torch.empty(0, dtype=first.dtype, device=device)
+        self.ranks = Ranks(group, first, CALLER)
+        self._like = torch.empty(0, dtype=first.dtype, device=self.ranks.device)
 
     def vector(self, tensors: Sequence[Tensor]) -> Tensor:
         """All elements in order, as one vector that can be sent."""
@@ -146,7 +138,12 @@ class _Transport:
 
     def send(self, vector: Tensor) -> None:
         """Sends a vector [d] to the server."""
-        _wait([dist.isend(part, self._global(self.server_rank), self.group) for part in vector.split(self.bucket)])
+        _wait(
+            [
+                dist.isend(part, self.ranks.global_rank(self.server_rank), self.group)
+                for part in vector.split(self.bucket)
+            ]
+        )
 
     def start_receiving(self, rank: int, row: Tensor) -> "list[Work | None]":
         """Starts to receive a rank's vector into a row [d]; wait for all of these.
@@ -154,49 +151,13 @@ class _Transport:
         The rest of a message that is too short stays NaN, so nothing of it is used, nor of what the row held before.
         """
         row.fill_(torch.nan)
-        return [dist.irecv(part, self._global(rank), self.group) for part in row.split(self.bucket)]
+        return [dist.irecv(part, self.ranks.global_rank(rank), self.group) for part in row.split(self.bucket)]
 
-    def compare(self) -> None:
-        """Raises the same error on every rank if one of them would send or expect something else than rank 0."""
-        own = self._description()
-        if len(set(self._gather(hashlib.sha256("\n".join(own).encode()).digest()))) == 1:
-            return
-        first = self._share_text("\n".join(own), rank=0).split("\n")
-        pairs = zip_longest(own, first, fillvalue="nothing more")
-        differing = next((pair for pair in pairs if pair[0] != pair[1]), None)
-        text = (
-            "" if differing is None else f"{differing[0]} on rank {dist.get_rank(self.group)}, {differing[1]} on rank 0"
-        )
-        gathered = self._gather(text.encode()[:DIFFERENCE_BYTES].ljust(DIFFERENCE_BYTES))
-        found = [text.decode(errors="replace").strip() for text in gathered if text.strip()]
-        more = f"; and {len(found) - MAX_DIFFERENCES} more" if len(found) > MAX_DIFFERENCES else ""
-        raise ValueError(
-            "zeno.distributed.step needs the same model and the same arguments on all ranks. Found "
-            f"{'; '.join(found[:MAX_DIFFERENCES])}{more}. Create the model in the same way on every rank."
-        )
-
-    def _description(self) -> list[str]:
+    def description(self) -> list[str]:
         """What all ranks must have in common, in lines."""
         parameters = [f"{name} {list(p.shape)} {p.dtype}" for name, p in trainable(self.model).items()]
         norms = [f"a {type(norm).__name__} with {list(b.shape)} {b.dtype}" for norm, b in self._statistics()]
         return [f"server_rank={self.server_rank}", f"bucket_bytes={self.bucket_bytes}", *parameters, *norms]
-
-    def _gather(self, content: bytes) -> list[bytes]:
-        """The bytes of all ranks, which are as many on each, in order."""
-        own = torch.tensor(list(content), dtype=torch.uint8, device=self._like.device)
-        found = [torch.empty_like(own) for _ in range(self.ranks)]
-        dist.all_gather(found, own, self.group)
-        return [bytes(one.tolist()) for one in found]
-
-    def share_reason(self, reason: str = "") -> str:
-        """Why the server skips the step, on every rank; an empty text if it does not."""
-        return self._share_text(reason, self.server_rank)
-
-    def _share_text(self, text: str, rank: int) -> str:
-        """The text of a rank, on every rank."""
-        texts = [text]
-        dist.broadcast_object_list(texts, self._global(rank), self.group, self._like.device)
-        return texts[0]
 
     def _statistics(self) -> list[tuple[nn.Module, Tensor]]:
         """The running statistics of BatchNorm, each with its layer."""
@@ -210,13 +171,10 @@ class _Transport:
             if tensors:
                 vector = self.vector(tensors)
                 for bucket in vector.split(self.bucket):
-                    dist.broadcast(bucket, self._global(self.server_rank), self.group)
+                    dist.broadcast(bucket, self.ranks.global_rank(self.server_rank), self.group)
                 for tensor, part in zip(tensors, vector.split([tensor.numel() for tensor in tensors]), strict=True):
                     if not is_server:
                         tensor.detach().copy_(part.view(tensor.shape))
-
-    def _global(self, rank: int) -> int:
-        return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
 
 class _Gradients:
@@ -226,17 +184,17 @@ class _Gradients:
         self._transport, self._own, self._server = transport, own, server
 
     def __len__(self) -> int:
-        return self._transport.ranks
+        return self._transport.ranks.size
 
     def __iter__(self) -> Iterator[Tensor]:
         transport = self._transport
-        others = [rank for rank in range(transport.ranks) if rank != transport.server_rank]
+        others = [rank for rank in range(transport.ranks.size) if rank != transport.server_rank]
         num_rows = min(2, len(others))  # used in turn
         rows = _ROWS.get(self._server, [])
         if len(rows) < num_rows:
             rows = _ROWS[self._server] = [self._own.new_empty(transport.size) for _ in range(num_rows)]
         pending = [transport.start_receiving(others[k], rows[k]) for k in range(num_rows)]
-        for rank in range(transport.ranks):
+        for rank in range(transport.ranks.size):
             if rank == transport.server_rank:
                 yield self._own
                 continue
