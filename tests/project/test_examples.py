@@ -22,13 +22,18 @@ ALONE = {  # on one core, and on the loopback address
 # torchrun, except that it listens on loopback only: its store listens on all addresses, whatever its options are.
 TORCHRUN = """
 import functools, socket, sys
-from torch.distributed import run
+from torch.distributed import TCPStore, run
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous as static
 
-listener = socket.create_server(("127.0.0.1", 0))
-where = ["--master-addr", "127.0.0.1", "--master-port", str(listener.getsockname()[1])]
-static.TCPStore = functools.partial(static.TCPStore, master_listen_fd=listener.detach())
-run.main([*where, *sys.argv[1:]])
+class OnLoopback(static.StaticTCPRendezvous):
+    def next_rendezvous(self):  # also after a restart, which needs a new store
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.master_port, self._store = listener.getsockname()[1], None
+        static.TCPStore = functools.partial(TCPStore, master_listen_fd=listener.detach())
+        return super().next_rendezvous()
+
+static.StaticTCPRendezvous = OnLoopback
+run.main(["--master-addr", "127.0.0.1", "--master-port", "0", *sys.argv[1:]])
 """
 
 
@@ -78,6 +83,23 @@ def test_own_loop_changes_by_few_lines() -> None:
 
 def test_torchrun_survives_a_bad_gpu_and_names_it() -> None:
     text = printed_by("-c", TORCHRUN, "--nproc-per-node", "3", EXAMPLES / "torchrun.py", "--small")
+    assert numbers(r"step 120: accuracy (\S+%)", text)[0] > 0.8
+    assert suspects_in(text) == [2]
+
+
+def test_torchrun_changes_by_few_lines() -> None:
+    lines = (EXAMPLES / "torchrun.py").read_text(encoding="utf-8").splitlines()
+    added = [line for line in lines if line.endswith("  # +")]
+    assert 4 <= len(added) <= 10
+    using_zeno = [line for line in lines if re.search(r"zeno\.distributed\.Guard\(|\bguard\b[^e]", line)]
+    assert {line for line in using_zeno if not line.lstrip().startswith(('"""', "if"))} <= set(added)
+
+
+def test_torchrun_continues_after_a_rank_died(tmp_path: Path) -> None:
+    options = ["--small", "--checkpoint", str(tmp_path / "state.pt"), "--dies", "70"]
+    restarting = ["--nproc-per-node", "3", "--max-restarts", "1"]
+    text = printed_by("-c", TORCHRUN, *restarting, EXAMPLES / "torchrun.py", *options)
+    assert "continues after 50 steps" in text
     assert numbers(r"step 120: accuracy (\S+%)", text)[0] > 0.8
     assert suspects_in(text) == [2]
 

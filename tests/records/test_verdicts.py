@@ -205,3 +205,24 @@ def test_of_eight_workers_the_bad_ones_are_named(faults: tuple[zeno.Fault, ...])
 
 def test_of_eight_workers_with_different_data_nobody_is_named() -> None:
     assert ledger_of(zeno.train(replace(EIGHT, split=zeno.ByLabel())), 8).suspects == []
+
+
+def runs_with_similar_data(bad: float, runs: int, steps: int = 150, workers: int = 4) -> list[list[int]]:
+    """The suspects of simulated runs in which worker 0 scores lower by `bad` standard deviations."""
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(runs):
+        ledger = Ledger(workers, similar_data=True)
+        for step in range(steps):
+            scores = random.normal(size=workers)
+            scores[0] -= bad
+            cosines = (-0.2 + 0.2 * random.normal(size=workers)).clip(-1, 1).tolist()
+            weights = [1 / workers] * workers
+            ledger.add(Record(step, None, [True] * workers, scores.tolist(), weights, cosines=cosines))
+        found.append(ledger.suspects)
+    return found
+
+
+def test_workers_with_similar_data_are_compared_without_slack() -> None:
+    assert runs_with_similar_data(bad=2.0, runs=3) == [[0]] * 3
+    assert sum(map(bool, runs_with_similar_data(bad=0.0, runs=40))) <= 2

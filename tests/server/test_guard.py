@@ -66,6 +66,12 @@ def test_without_faults_it_trains_as_ddp_does(seen: Seen, scene: str) -> None:
     assert len({rank[scene]["params"] for rank in seen}) == 1, "to the last bit"
 
 
+def test_a_model_that_learns_its_data_by_heart_does_not_make_ranks_suspect(seen: Seen) -> None:
+    assert seen[0]["by heart"]["accuracy"] == pytest.approx(seen[0]["by heart, DDP"]["accuracy"], abs=0.01)
+    assert named(seen, "by heart") == [{}] * RANKS
+    assert mean_weights(seen, "by heart") == pytest.approx([0.25] * RANKS, abs=0.02)
+
+
 @pytest.mark.parametrize("scene", [*FAULTS, *(f"overlapped: {name}" for name in ("flipped labels", "NaN", "reversed"))])
 def test_a_faulty_rank_does_no_harm_and_is_named(seen: Seen, scene: str) -> None:
     without = seen[0]["DDP without 1"]["accuracy"]

@@ -1,7 +1,7 @@
 """One rank of four with a Guard, as `torchrun` would start it: plays scenes of test_guard.py in one process group.
 
 python tests/support/guarded.py RANK FOLDER [SCENE ...]: ranks find each other by a file in the folder, and write what
-they saw there. Without names all scenes are played.
+they saw there. Without names all scenes are played; `table` prints what docs/ddp.md shows.
 """
 
 import hashlib
@@ -388,6 +388,8 @@ def scenes(rank: int, folder: str) -> dict[str, Callable[[], dict[str, Any]]]:
     found["watched"] = partial(play, rank, wrong["flipped labels"], act=False, folder=Path(folder) / "watched")
     found["DDP, flipped labels"] = partial(play, rank, wrong["flipped labels"], guarded=False)
     found["DDP"] = partial(play, rank, guarded=False)
+    found["by heart"] = partial(play, rank, steps=600)
+    found["by heart, DDP"] = partial(play, rank, steps=600, guarded=False)
     for good in ([0, 1, 2], [0]):
         group = dist.new_group(good)
         control = partial(play, rank, guarded=False, group=group) if rank in good else dict
@@ -404,11 +406,29 @@ def scenes(rank: int, folder: str) -> dict[str, Callable[[], dict[str, Any]]]:
     return found
 
 
+def table(rank: int, seeds: range = range(5)) -> dict[str, Any]:
+    """The table of docs/ddp.md: each fault and seed, with its controls. Rank 0 prints each result."""
+    wrong: dict[str, Faults] = {"no fault": {}, **{name: {3: fault} for name, fault in FAULTS.items()}}
+    wrong["three of four"] = THREE
+    groups = {len(good): dist.new_group(good) for good in ([0], [0, 1, 2], [0, 1, 2, 3])}
+    for seed in seeds:
+        alone = {n: play(rank, guarded=False, group=group, seed=seed) for n, group in groups.items() if rank < n}
+        for name, faults in wrong.items():
+            ddp = play(rank, faults, guarded=False, seed=seed)
+            exact = play(rank, faults, seed=seed)
+            overlapped = play(rank, faults, seed=seed, overlap=True)
+            if rank == 0:
+                runs = {"good alone": alone[RANKS - len(faults)], "ddp": ddp, "exact": exact, "overlapped": overlapped}
+                found = {run: [seen["accuracy"], seen["named"]] for run, seen in runs.items()}
+                print(json.dumps({"seed": seed, "fault": name, **found}), flush=True)
+    return {}
+
+
 def main(rank: int, folder: str, names: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=RANKS)
     warnings.simplefilter("ignore")
-    found = scenes(rank, folder)
+    found = scenes(rank, folder) if names != ["table"] else {"table": partial(table, rank)}
     seen = {name: found[name]() for name in names or found}
     Path(folder, f"{rank}.json").write_text(json.dumps(seen))
     dist.barrier()  # no rank leaves while another still reads

@@ -73,7 +73,9 @@ class Row:
 class Ledger:
     """What the records of a run say about each worker. Verdicts are valid at any time.
 
-    With `similar_data` all workers draw from the same data, as the ranks of a DDP job do: no cosine below 0 is allowed.
+    With `similar_data` all workers draw from the same data, as the ranks of a DDP job do. Then no good worker scores
+    lower than others on average, and nothing has to be allowed for it. Their cosines are not used: all of them are
+    below 0 when a model learns its training data by heart, because the loss on other samples rises then.
     """
 
     def __init__(
@@ -173,17 +175,18 @@ class Ledger:
 
     def _compare(self, record: Record, there: Mask) -> Iterator[tuple[Mask, Values, Mask]]:
         """Bets on harm; yields who may be mended by the same measure, the factors for that, and who has it."""
-        if record.cosines is not None:
+        if record.cosines is not None and not self.similar_data:
             cosines = _values(record.cosines)
             known = there & ~np.isnan(cosines)
             cosines = np.where(known, cosines, 0.0)
-            slack = 0.0 if self.similar_data else self._cosines.add(cosines, known, self._used & ~self._suspect)
+            slack = self._cosines.add(cosines, known, self._used & ~self._suspect)
             self._harmful.add(on_a_mean((-cosines - slack) / (1 + slack)), known)
             yield self._is(HARMS), on_a_mean(cosines), known
         # With samples, a worker that is never used may be harmless: only its score counts.
         ranked = record.scores is not None or record.cosines is None
         if record.kept is not None and ranked and there.sum() > 1:
             below, slack = self._places.add(_scores(record, there), sum(record.kept), self._suspect)
+            slack = 0.0 if self.similar_data else slack
             self._worse.add(on_a_mean((below - slack) / (1 + slack)), there)
             who, half_as_bad = self._is(WORSE), np.clip((slack + self._places.level) / 2, 0.0, 0.9)
             yield who, on_a_mean((self._line - below) / (1 - np.minimum(self._line, 0.9))), there

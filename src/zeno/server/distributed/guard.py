@@ -18,7 +18,6 @@ its sketch can put anything into an all-reduce. A rank that dies ends the group,
 Shapes: m ranks, d trainable parameters, k numbers in a sketch.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,15 +33,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zeno.problem.flat import trainable
 from zeno.problem.losses import Loss
-from zeno.problem.problem import norms_of
 from zeno.records.ledger import FAILURE_RATE, Ledger, Row
 from zeno.records.record import Record, finite, rounded
 from zeno.rules.linalg.sketch import Sketch
 from zeno.rules.zeno_auto import Comparison, Memory, ZenoAuto, own_gradient
 from zeno.server.clock import Clock
 from zeno.server.distributed.drift import DRIFTED, Replicas
+from zeno.server.distributed.lengths import Lengths
 from zeno.server.distributed.own_gradient import OwnGradient
 from zeno.server.distributed.ranks import Ranks
+from zeno.server.distributed.requirements import CALLER, check
+from zeno.server.distributed.weights import Agreement, weigh
 from zeno.server.recorder import Recorder, Watcher
 from zeno.server.requirements import identity
 from zeno.workers.checks import NOT_FINITE
@@ -51,12 +52,9 @@ from zeno.workers.reply import ReplyError
 if TYPE_CHECKING:  # some builds of torch lack it
     from torch._C._distributed_c10d import GradBucket
 
-CALLER = "zeno.distributed.Guard"
 SKETCH = 4096  # numbers: 16 KB from every rank at every step
 SIGNS = 0  # the seed of the signs: no secret, ranks are not malicious
-USUAL = 10.0  # times its usual length: a bucket is too large
 SOME_EVIDENCE = 10.0  # against a rank, that a healthy one has with a probability of at most 1/10, ever
-KNOWN, LENGTHS = 5, 50  # steps after which a usual length is known, and that it is a mean of
 OVERFLOWED = "no gradient is finite: the loss scale is too high"
 
 
@@ -99,7 +97,7 @@ class Guard:
         failure_rate: float = FAILURE_RATE,
         similar_data: bool = True,
     ) -> None:
-        _check(model, rule, every, compare_every, scale)
+        check(model, rule, every, compare_every, scale)
         self.model = model
         self.rule = ZenoAuto(sketch=SKETCH) if rule is None else rule
         self.overlap, self.act = overlap, act
@@ -118,12 +116,13 @@ class Guard:
         self._starts = dict(zip(parameters.values(), starts, strict=True))  # of each parameter among d coordinates
         self._k = min(self.rule.sketch, sum(sizes))
         self._memory = Memory.new(self._ranks.size, self._k, SIGNS, torch.zeros(0))
+        self._agreement = Agreement()
         self._own_at: int | None = None  # the step at which the own gradient was computed
         self._own_halves = torch.zeros(0)  # [2, d], on the rank that has the samples
         self._halves = torch.zeros(2, self._k)  # their sketches, on all ranks
         self._weights: Tensor | None = None  # [m + 1] of the ranks and of the own gradient, found at the last step
         self._finite_at = [0.0] * self._ranks.size  # the highest loss scale at which a rank's gradient was finite
-        self._lengths = _Lengths()
+        self._lengths = Lengths()
         self._backward = _Backward()
         here = self._ranks.rank == 0
         path = Path(folder) if folder is not None and here else None
@@ -146,7 +145,7 @@ class Guard:
             "ranks": self._ranks.size,
             "of": identity(self.rule),
             "memory": vars(self._memory),
-            "weights": self._weights,
+            "agreement": dict(vars(self._agreement)),
             "finite_at": list(self._finite_at),
             "ledger": None if ledger is None else ledger.state_dict(),
         }
@@ -160,9 +159,10 @@ class Guard:
                 "many ranks as before, with the same rule, or begin with a new Guard."
             )
         self._recorder.continue_from(None if state["ledger"] is None else Ledger.from_state_dict(state["ledger"]))
-        self.steps, self._weights, self.record = state["steps"], state["weights"], None
+        self.steps, self.record = state["steps"], None
         self._memory, self._finite_at = Memory(**state["memory"]), list(state["finite_at"])
-        self._own_at = None  # it is computed anew at the next step
+        vars(self._agreement).update(state["agreement"])
+        self._weights = self._own_at = None  # the next step is exact, and computes the own gradient
 
     def close(self) -> None:
         """Closes the files of the folder, which the next step would open again, and the watchers."""
@@ -241,7 +241,7 @@ class Guard:
             sketches[drifted] = torch.nan
             halves = self._halves.double()
             compared = Comparison.of(self._memory, self.rule.memory, sketches, halves)
-            found, memory = weigh(compared, self._trust())
+            found, memory = weigh(compared, self._trust(), self._agreement)
         weights = self._weights_ahead()
         used = found if weights is None else weights
         with now.clock("all-reduce"):
@@ -384,47 +384,6 @@ class _Backward:
     clock: Clock = field(default_factory=lambda: Clock(()))
 
 
-class _Lengths:
-    """The usual lengths of the buckets of this rank: decayed means."""
-
-    def __init__(self) -> None:
-        self._means: dict[tuple[int, int], tuple[float, int]] = {}  # by number and size: the mean, and of how many
-
-    def is_usual(self, length: float, bucket: tuple[int, int]) -> bool:
-        mean, count = self._means.get(bucket, (0.0, 0))
-        if not math.isfinite(length) or (count >= KNOWN and length > USUAL * mean):
-            return False
-        self._means[bucket] = mean + (length - mean) / min(count + 1, LENGTHS), count + 1
-        return True
-
-
-def weigh(compared: Comparison, trust: Tensor) -> tuple[Tensor, Memory]:
-    """The weights of a step [m + 1], and the memory after it.
-
-    Ranks that compute wrongly do not conspire, so nobody should get more than others by chance. The weights are by the
-    trust [m] in each rank, as long as this mixture is as near to the server's gradient g as its other one, o, which is
-    on other samples: in the mean over the steps, which shows a bias, and at this step, which shows a rank that just
-    broke, where noise may double the squared distance. Else they are those of `ZenoAuto`. In doubt, that tries updates
-    on fresh samples. Ranks do not have any before the all-reduce: it is the first mixture that is as near to g as o is.
-    """
-    (o, g), errors = compared.halves, compared.memory.errors.double()
-    trust = torch.where(compared.usable, trust, 0)
-    limit = float((o - g).square().sum())
-
-    def off(weights: Tensor) -> float:
-        return float((weights[:-1] @ compared.sketches + weights[-1] * o - g).square().sum())
-
-    if bool(trust.any()):
-        even = torch.cat([trust / trust.sum(), trust.new_zeros(1)])
-        bias, of_own = (even[:-1] @ errors[:-2]).square().sum(), errors[-1].square().sum()
-        if bool(bias <= of_own) and off(even) <= 2 * limit:
-            return even, compared.memory
-    mixture = compared.mixture()
-    tries = [torch.cat([torch.where(trust > 0, weights[:-1], 0), weights[-1:]]) for weights in mixture.tries]
-    near = tries[0] if not mixture.doubtful else next((w for w in tries if off(w) <= limit), tries[-1])
-    return near, mixture.memory
-
-
 def _record(
     step: int, compared: Comparison, weights: Tensor | None, errors: dict[int, ReplyError], now: _Backward
 ) -> Record:
@@ -444,34 +403,3 @@ def _record(
         skipped=OVERFLOWED if weights is None else None,
         seconds=now.clock.seconds,
     )
-
-
-def _check(model: object, rule: object, every: int, compare_every: int, scale: object) -> None:
-    """Raises for mistakes by the caller."""
-    if not isinstance(model, DistributedDataParallel):
-        sharded = "FSDP" in "".join(kind.__name__ for kind in type(model).__mro__)
-        advice = (
-            "Its ranks never hold a whole gradient, which a Guard needs."
-            if sharded
-            else "Pass DistributedDataParallel(model), or use zeno.distributed.step."
-        )
-        raise ValueError(f"{CALLER} needs a model in DistributedDataParallel. Found {type(model).__name__}. {advice}")
-    if rule is not None and not isinstance(rule, ZenoAuto):
-        raise ValueError(
-            f"{CALLER} needs a rule that judges by sketches, zeno.ZenoAuto. Found {rule!r}. For other rules there is "
-            "zeno.distributed.step."
-        )
-    if every < 1 or compare_every < 0:
-        raise ValueError(
-            f"{CALLER} needs every of at least 1 and compare_every of at least 0. Found {every} and {compare_every}."
-        )
-    if not isinstance(scale, GradScaler | int | float) or (not isinstance(scale, GradScaler) and not scale > 0):
-        raise ValueError(f"{CALLER} needs scale as a number above 0 or a torch.amp.GradScaler. Found {scale!r}.")
-    if any(isinstance(norm, nn.SyncBatchNorm) for norm in norms_of(model.module)):
-        raise ValueError(
-            f"{CALLER} cannot protect SyncBatchNorm, which mixes the activations of all ranks, also of faulty ones, "
-            "before there is a gradient to judge. Use BatchNorm."
-        )
-    for name, parameter in model.module.named_parameters():
-        if parameter.requires_grad and not parameter.is_floating_point():
-            raise ValueError(f"{CALLER} needs floating-point parameters. Found {name!r}, which is {parameter.dtype}.")
