@@ -223,6 +223,6 @@ def runs_with_similar_data(bad: float, runs: int, steps: int = 150, workers: int
     return found
 
 
-def test_workers_with_similar_data_are_compared_without_slack() -> None:
+def test_little_is_allowed_for_workers_with_similar_data() -> None:
     assert runs_with_similar_data(bad=2.0, runs=3) == [[0]] * 3
     assert sum(map(bool, runs_with_similar_data(bad=0.0, runs=40))) <= 2

@@ -1,7 +1,8 @@
 """One rank of four with a Guard, as `torchrun` would start it: plays scenes of test_guard.py in one process group.
 
 python tests/support/guarded.py RANK FOLDER [SCENE ...]: ranks find each other by a file in the folder, and write what
-they saw there. Without names all scenes are played; `table` prints what docs/ddp.md shows.
+they saw there. Without names all scenes are played. `table` prints what docs/ddp.md shows of the digits, `table DIR`
+what it shows of MNIST, which is in this folder.
 """
 
 import hashlib
@@ -37,7 +38,7 @@ OWN = 100  # trusted samples, which no rank trains on
 def net(norm: bool = False) -> nn.Module:
     torch.manual_seed(0)
     middle = [nn.BatchNorm1d(64)] if norm else []
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), *middle, nn.ReLU(), nn.Linear(64, 10))
+    return nn.Sequential(nn.Flatten(), nn.Linear(XS[0].numel(), 64), *middle, nn.ReLU(), nn.Linear(64, 10))
 
 
 def trusted() -> DataLoader[Any]:
@@ -406,8 +407,14 @@ def scenes(rank: int, folder: str) -> dict[str, Callable[[], dict[str, Any]]]:
     return found
 
 
-def table(rank: int, seeds: range = range(5)) -> dict[str, Any]:
-    """The table of docs/ddp.md: each fault and seed, with its controls. Rank 0 prints each result."""
+def table(rank: int, mnist: Path | None) -> dict[str, Any]:
+    """The tables of docs/ddp.md: each fault and seed, with its controls. Rank 0 prints each result."""
+    global XS, YS, TEST_XS, TEST_YS
+    seeds = range(5 if mnist is None else 3)
+    if mnist is not None:
+        task = zeno.load_task("mnist", mnist)
+        XS, YS = task.train.batch(torch.arange(20_000))
+        TEST_XS, TEST_YS = task.test.batch(torch.arange(len(task.test)))
     wrong: dict[str, Faults] = {"no fault": {}, **{name: {3: fault} for name, fault in FAULTS.items()}}
     wrong["three of four"] = THREE
     groups = {len(good): dist.new_group(good) for good in ([0], [0, 1, 2], [0, 1, 2, 3])}
@@ -428,7 +435,10 @@ def main(rank: int, folder: str, names: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=RANKS)
     warnings.simplefilter("ignore")
-    found = scenes(rank, folder) if names != ["table"] else {"table": partial(table, rank)}
+    if names[:1] == ["table"]:
+        table(rank, Path(names[1]) if names[1:] else None)
+        names = ["DDP"]
+    found = scenes(rank, folder)
     seen = {name: found[name]() for name in names or found}
     Path(folder, f"{rank}.json").write_text(json.dumps(seen))
     dist.barrier()  # no rank leaves while another still reads

@@ -25,6 +25,7 @@ ENOUGH = 4  # distinct places needed to estimate how workers differ;
 SLACK_OF_FEW = 0.25  # the slack where there are fewer
 MANY = 12  # places needed to look for three groups
 APART = 4.0  # factor by which the third group has to reduce the variance
+SLACK_OF_SIMILAR = 0.3  # the slack where data is known to be similar: shards of ten batches differ by less
 SLACK_EACH, SLACK_EVERY = 100, 10  # the slack is updated at each of the first steps, then every few steps
 FADE = 0.995  # decay per step, of places
 LEVEL_FADE = 0.98  # decay per step, of levels and cosines

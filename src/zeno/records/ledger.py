@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from zeno.records.betting import STAKES, Bets, Mask, Values, on_a_mean, on_a_rate
-from zeno.records.comparison import Cosines, Places
+from zeno.records.comparison import SLACK_OF_SIMILAR, Cosines, Places
 from zeno.records.record import Record
 from zeno.records.state import state_of, with_state
 from zeno.records.tally import TOO_LARGE, Tally
@@ -73,8 +73,8 @@ class Row:
 class Ledger:
     """What the records of a run say about each worker. Verdicts are valid at any time.
 
-    With `similar_data` all workers draw from the same data, as the ranks of a DDP job do. Then no good worker scores
-    lower than others on average, and nothing has to be allowed for it. Their cosines are not used: all of them are
+    With `similar_data` all workers draw from the same data, as the ranks of a DDP job do. Then good workers score about
+    as high as others on average, and little has to be allowed for them. Their cosines are not used: all of them are
     below 0 when a model learns its training data by heart, because the loss on other samples rises then.
     """
 
@@ -186,7 +186,7 @@ class Ledger:
         ranked = record.scores is not None or record.cosines is None
         if record.kept is not None and ranked and there.sum() > 1:
             below, slack = self._places.add(_scores(record, there), sum(record.kept), self._suspect)
-            slack = 0.0 if self.similar_data else slack
+            slack = SLACK_OF_SIMILAR if self.similar_data else slack
             self._worse.add(on_a_mean((below - slack) / (1 + slack)), there)
             who, half_as_bad = self._is(WORSE), np.clip((slack + self._places.level) / 2, 0.0, 0.9)
             yield who, on_a_mean((self._line - below) / (1 - np.minimum(self._line, 0.9))), there

@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # some builds of torch lack it
 
 SKETCH = 4096  # numbers: 16 KB from every rank at every step
 SIGNS = 0  # the seed of the signs: no secret, ranks are not malicious
-SOME_EVIDENCE = 10.0  # against a rank, that a healthy one has with a probability of at most 1/10, ever
+SOME_EVIDENCE = 3.0  # against a rank, that a healthy one has with a probability of at most 1/3, ever
 OVERFLOWED = "no gradient is finite: the loss scale is too high"
 
 
