@@ -9,7 +9,7 @@ demo: .venv/ready  ## 20 workers, 12 of them faulty: which rule survives?
 	$(BIN)/zeno compare
 
 # Tests that start a Ray cluster have deadlines: they run alone, in one process.
-test: lint  ## Lint and all tests but the slow ones; under 8 minutes on 2 cores.
+test: lint  ## Lint and all tests but the slow ones; under 10 minutes on 2 cores.
 	$(PYTEST) --ignore tests/workers/ray
 	$(BIN)/pytest tests/workers/ray
 	$(BIN)/python -m fuzz --seconds 60

@@ -61,6 +61,13 @@ def test_ranks_that_agree_have_equal_weights_even_if_the_trusted_samples_say_som
         assert found.tolist() == [0.25] * M + [0.0]
 
 
+def test_weights_are_equal_if_the_own_gradient_says_nothing() -> None:
+    rows = torch.stack([noise(i, 10.0**i) for i in range(M)])
+    compared = Comparison.of(Memory.new(M, K, 0, torch.zeros(0)), 0.98, rows, torch.zeros(2, K, dtype=torch.float64))
+    found, _ = weigh(compared, torch.ones(M, dtype=torch.float64), Agreement())
+    assert found.tolist() == [0.25] * M + [0.0]
+
+
 def test_the_own_gradient_takes_over_if_all_ranks_are_wrong_in_different_ways() -> None:
     found = weights_after(30, [-1, -3, -2, -5])
     assert float(found[:-1].max()) < 0.05

@@ -384,13 +384,13 @@ def scenes(rank: int, folder: str) -> dict[str, Callable[[], dict[str, Any]]]:
         name: partial(play, rank, faults) for name, faults in wrong.items()
     }
     found["overlapped: no fault"] = partial(play, rank, overlap=True)
-    for name in ("flipped labels", "bits of gradients", "bits of parameters", "NaN", "reversed"):
+    for name in ("flipped labels", "bits of gradients", "NaN", "reversed"):
         found[f"overlapped: {name}"] = partial(play, rank, wrong[name], overlap=True)
     found["watched"] = partial(play, rank, wrong["flipped labels"], act=False, folder=Path(folder) / "watched")
     found["DDP, flipped labels"] = partial(play, rank, wrong["flipped labels"], guarded=False)
     found["DDP"] = partial(play, rank, guarded=False)
-    found["by heart"] = partial(play, rank, steps=600)
-    found["by heart, DDP"] = partial(play, rank, steps=600, guarded=False)
+    found["by heart"] = partial(play, rank, steps=400)
+    found["by heart, DDP"] = partial(play, rank, steps=400, guarded=False)
     for good in ([0, 1, 2], [0]):
         group = dist.new_group(good)
         control = partial(play, rank, guarded=False, group=group) if rank in good else dict

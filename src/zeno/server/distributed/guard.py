@@ -312,6 +312,8 @@ class Guard:
         """On the rank with the samples; the others get its sketches."""
         if self._own is not None:
             self._own_halves = self._own.halves(self.steps)
+            if not bool(self._own_halves.isfinite().all()):  # then it says nothing
+                self._own_halves.zero_()
             for number, half in enumerate(self._own_halves):
                 found = Sketch(1, self._k, SIGNS, half)
                 found.add(half[None], 0)

@@ -15,7 +15,7 @@ def check(model: object, rule: object, every: int, compare_every: int, scale: ob
     if not isinstance(model, DistributedDataParallel):
         sharded = "FSDP" in "".join(kind.__name__ for kind in type(model).__mro__)
         advice = (
-            "Its ranks never hold a whole gradient, which a Guard needs."
+            "A Guard does not support it: its ranks never hold a whole gradient at once."
             if sharded
             else "Pass DistributedDataParallel(model), or use zeno.distributed.step."
         )

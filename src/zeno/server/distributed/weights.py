@@ -66,7 +66,8 @@ def weigh(compared: Comparison, trust: Tensor, agreement: Agreement) -> tuple[Te
         bias, of_own = (even[:-1] @ errors[:-2]).square().sum(), errors[-1].square().sum()
         usual = agreement.at_once(compared, trust > 0)
         agreed = agreement.in_the_mean(compared, trust > 0)
-        if (agreed or bool(bias <= of_own)) and (usual or off(even) <= BROKEN * limit):
+        fine = (agreed or bool(bias <= of_own)) and (usual or off(even) <= BROKEN * limit)
+        if fine or limit == 0:  # or the server's gradients say nothing
             return even, compared.memory
     mixture = compared.mixture()
     tries = [torch.cat([torch.where(trust > 0, weights[:-1], 0), weights[-1:]]) for weights in mixture.tries]
