@@ -102,6 +102,6 @@ def _other_value(rng: np.random.Generator, raw: bytearray) -> bytes:
         name = sorted(found)[rng.integers(len(found))]
         found[name] = VALUES[rng.integers(len(VALUES))]
         lines[chosen] = json.dumps(found).encode()
-    except (ValueError, IndexError, TypeError):
+    except (ValueError, IndexError, TypeError, RecursionError):
         pass
     return b"\n".join(lines)

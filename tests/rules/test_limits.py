@@ -89,3 +89,12 @@ def test_no_loop_of_a_rule_is_without_a_bound() -> None:
         if isinstance(node, ast.While)
     ]
     assert loops == [], "use `for _ in range(...)`, and say what happens when it ends"
+
+
+def test_one_huge_row_does_not_hide_which_rows_are_central() -> None:
+    """The sum of all distances is that to the hugest row, whatever the others are."""
+    good = torch.randn(8, 100, generator=torch.Generator().manual_seed(0))
+    for huge in ((1e35, 1e17), (1e30, 1e12), (1e20, 1e3)):
+        hostile = torch.stack([torch.full((100,), size) for size in huge])
+        update = zeno.GeometricMedian()(torch.cat([hostile, good])).update
+        assert float(update.norm()) < 2 * float(good.norm(dim=1).max())

@@ -32,9 +32,10 @@ class GeometricMedian(Rule):
         squares = products.diagonal()
         distances = np.sqrt(np.maximum(squares[:, None] + squares - 2 * products, 0))
         # From the mean of the half in the midst of all: a mean of all could be anywhere, and from a row itself
-        # Weiszfeld hardly gets away.
-        central = distances[distances.sum(axis=1).argmin()]
-        half = np.argsort(central, kind="stable")[: len(central) // 2 + 1]
+        # Weiszfeld hardly gets away. Not by sums of distances, in which a huge row leaves nothing of the others.
+        middle = len(distances) // 2
+        central = distances[np.partition(distances, middle, axis=1)[:, middle].argmin()]
+        half = np.argsort(central, kind="stable")[: middle + 1]
         weights = np.zeros(len(central))
         weights[half] = 1 / len(half)
         scale = float(central[half[-1]])
