@@ -50,7 +50,7 @@ from zeno.workers.checks import NOT_FINITE
 from zeno.workers.reply import ReplyError
 
 if TYPE_CHECKING:  # some builds of torch lack it
-    from torch._C._distributed_c10d import GradBucket
+    from torch._C._distributed_c10d import GradBucket, Work
 
 SKETCH = 4096  # numbers: 16 KB from every rank at every step
 SIGNS = 0  # the seed of the signs: no secret, ranks are not malicious
@@ -206,14 +206,13 @@ class Guard:
         with now.clock("sketch"):
             part = self._sketch_of(gradients, buffer, factor)
             now.sketch = now.sketch + part
-        future: Future[Tensor]
+        future: Future[Tensor] = Future(devices=[buffer.device]) if buffer.is_cuda else Future()
         if weights is not None:
             if self.act and not self._is_usual(part, bucket.index(), buffer):
                 self._leave_out(buffer, part)
             self._add_own_share(gradients, weights)
-            future = self._reduced(buffer)
+            self._send(buffer, future)
         else:
-            future = Future(devices=[buffer.device]) if buffer.is_cuda else Future()
             now.waiting.append((gradients, buffer, future))
         if bucket.is_last():
             self._finish()
@@ -252,9 +251,11 @@ class Guard:
                 else:
                     buffer.mul_(own) if own else buffer.zero_()
                     self._add_own_share(gradients, used)
-            futures = [self._reduced(buffer) for _, buffer, _ in now.waiting]
-            for (_, _, future), reduced in zip(now.waiting, futures, strict=True):
-                future.set_result(reduced.wait())
+            for _, buffer, future in now.waiting:
+                self._send(buffer, future)
+            for work, buffer, future in now.sent:
+                work.wait()
+                future.set_result(buffer)
             if drifted:
                 self._replicas.repair()
         if not overflowed:
@@ -302,11 +303,15 @@ class Guard:
                 part = now.own[start : start + gradient.numel()].view_as(gradient)
                 gradient.add_(part, alpha=share * now.scale)
 
-    def _reduced(self, buffer: Tensor) -> "Future[Tensor]":
+    def _send(self, buffer: Tensor, future: "Future[Tensor]") -> None:
+        """Starts the all-reduce of a bucket.
+
+        Not with a callback of the work's own future: a thread of gloo would have to free it, which needs the
+        interpreter, and a process that ends waits for that thread with the interpreter in its hands.
+        """
         work = dist.all_reduce(buffer, group=self._ranks.group, async_op=True)
         assert work is not None  # this rank is in the group
-        future: Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
-        return future
+        self._backward.sent.append((work, buffer, future))
 
     def _compute_own_gradient(self) -> None:
         """On the rank with the samples; the others get its sketches."""
@@ -382,6 +387,7 @@ class _Backward:
     scale: float = 1.0
     sketch: Tensor = field(default_factory=lambda: torch.zeros(()))  # [k] of the buckets so far
     waiting: list[tuple[Gradients, Tensor, "Future[Tensor]"]] = field(default_factory=list)  # for the weights
+    sent: list[tuple["Work", Tensor, "Future[Tensor]"]] = field(default_factory=list)  # to the all-reduce
     own: Tensor | None = None  # [d], on the rank that has the samples, if it has a share
     clock: Clock = field(default_factory=lambda: Clock(()))
 
