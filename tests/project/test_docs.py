@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -164,7 +165,11 @@ def before_and_after(diff: str, names: dict[str, Any], monkeypatch: pytest.Monke
         alone = functools.partial(init_process_group, init_method=where, rank=0, world_size=1)
         monkeypatch.setattr(dist, "init_process_group", alone)
         code = "\n".join(line[1:] for line in diff.splitlines() if line[:1] in ("", " ", side))
-        exec(compile(code, "diff", "exec"), {**names, "batches": batches})
+        namespace = {**names, "batches": batches}
+        exec(compile(code, "diff", "exec"), namespace)
+        # The model is freed when gloo's threads are done: they need the interpreter, which its end would not give them.
+        time.sleep(0.5)
+        del namespace
     monkeypatch.setattr(dist, "init_process_group", init_process_group)
 
 
