@@ -1,9 +1,5 @@
 """`zeno.distributed.step` with four real processes on loopback, and what it says when it is used wrongly."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zeno
+from support.processes import seen_by_ranks
 from support.ranks import RANKS, backward, net
 
 SCRIPT = Path(__file__).parent.parent / "support" / "ranks.py"
@@ -23,21 +20,7 @@ SCRIPT = Path(__file__).parent.parent / "support" / "ranks.py"
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw, by scene."""
-    folder = tmp_path_factory.mktemp("ranks")
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([sys.executable, SCRIPT, str(rank), str(folder)], env=env, stderr=subprocess.PIPE, text=True)
-        for rank in range(RANKS)
-    ]
-    try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=200)
-            assert rank.returncode == 0, errors
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return seen_by_ranks(SCRIPT, tmp_path_factory.mktemp("ranks"), RANKS, timeout=200)
 
 
 def averaged(steps: int, ranks: range = range(RANKS), momentum: float = 0.9) -> Tensor:

@@ -1,7 +1,6 @@
 """`zeno.distributed.Guard` with four real processes on loopback, and what it says when it is used wrongly."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from torch import nn
 
 import zeno
 from support.guarded import FAULTS, FROM, RANKS
+from support.processes import seen_by_ranks
 from zeno.records.folder import Journal, read
 from zeno.server.distributed.drift import checksum
 
@@ -35,20 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def seen(folder: Path) -> Seen:
     """What each rank saw, by scene."""
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([sys.executable, SCRIPT, str(rank), str(folder)], env=env, stderr=subprocess.PIPE, text=True)
-        for rank in range(RANKS)
-    ]
-    try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=300)
-            assert rank.returncode == 0, errors
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return seen_by_ranks(SCRIPT, folder, RANKS, timeout=300)
 
 
 def named(seen: Seen, scene: str) -> list[dict[str, int]]:

@@ -357,7 +357,7 @@ def differing(rank: int) -> dict[str, Any]:
 
     own = trusted() if rank == 0 else None
     synchronised = DistributedDataParallel(net(norm=True))
-    synchronised.module[2] = nn.SyncBatchNorm(64)  # DDP itself refuses it without a GPU
+    synchronised.module[2] = nn.SyncBatchNorm(64)  # which DDP does not take without a GPU
     twice = DistributedDataParallel(net())
     zeno.distributed.Guard(twice, F.cross_entropy, own)
     return {

@@ -6,11 +6,11 @@
     loss(model(inputs), targets).backward()  # as before: afterwards every rank has the same gradients
     optimizer.step()
 
-`ZenoAuto` finds its weights from sketches alone. So at every backward each rank sketches its own gradient, all ranks
-gather the sketches, which are short, and solve the same small problem. Then each rank scales its own gradient by its
-weight, and DDP's all-reduce adds them up. A rank of weight 0 puts in zeros, whatever it has: 0 * NaN is NaN. The rank
-with the samples computes the server's own gradient every few steps; only its sketches are sent, and its share of the
-update is added to what that rank puts in.
+Sketches are enough to find weights. So at every backward each rank sketches its gradient, and all ranks gather the
+sketches, which are short, and find the same weights: equal ones, unless there is a reason (see `weights`). Then each
+rank scales its gradient by its weight, and DDP's all-reduce adds them up. A rank of weight 0 puts in zeros, whatever it
+has: 0 * NaN is NaN. The rank with the samples computes the server's own gradient every few steps; only its sketches are
+sent, and its share of the update is added to what that rank puts in.
 
 This is for ranks that compute wrongly but follow the protocol: poisoned data, a bad card, a bug. A rank that lies about
 its sketch can put anything into an all-reduce. A rank that dies ends the group, as in DDP.
@@ -59,7 +59,9 @@ OVERFLOWED = "no gradient is finite: the loss scale is too high"
 
 
 class Guard:
-    """Weighs the gradients of the ranks in DDP's all-reduce by `ZenoAuto`, and keeps a ledger of the ranks.
+    """Weighs the gradients of the ranks in DDP's all-reduce, and keeps a ledger of the ranks.
+
+    Weights are equal as long as the ranks agree, 0 for suspects, and those of the `rule` where ranks disagree.
 
     `model` is the DistributedDataParallel, `loss` as for `zeno.Server`. One rank has `data`, samples that are trusted;
     the others pass None. Every `every` steps it computes gradients on `rule.samples` of them.
