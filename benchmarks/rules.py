@@ -70,9 +70,6 @@ class ConstantOracle:
     def descents(self, candidates: Tensor | Sequence[Tensor]) -> Tensor:
         return torch.stack([candidate[0] for candidate in candidates]).double()
 
-    def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
-        return self.descents(candidates)[:, None].expand(-1, 2)
-
     def gradient(self, after: Tensor | None = None) -> Tensor:
         return self._gradient
 

@@ -30,9 +30,6 @@ class QuadraticOracle:
         steps = self.lr * torch.stack(list(candidates)).double()
         return steps @ self.here - steps.square().sum(dim=1) / 2
 
-    def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
-        return self.descents(candidates)[:, None].repeat(1, 8)
-
     def gradient(self, after: Tensor | None = None) -> Tensor:
         return (self.here if after is None else self.here - self.lr * after.double()).to(self.dtype)
 

@@ -125,7 +125,6 @@ def test_texts_of_other_lengths_stay_in_pieces_of_their_own() -> None:
     assert [list(piece.batch().shape) for piece in batch.pieces] == [[3, 5], [3, 7], [1, 5]]
     assert batch.size == 7
     assert [list(piece.batch().shape) for piece in batch.cut(slice(2, 5)).pieces] == [[1, 5], [2, 7]]
-    assert [part.size for part in batch.parts(3)] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(

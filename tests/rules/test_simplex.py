@@ -1,4 +1,4 @@
-"""The nearest mixture, against all supports tried one by one."""
+"""The nearest mixture, against all supports tried one by one; and even ones."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from zeno.rules.linalg.simplex import nearest_mixture
+from zeno.rules.linalg.simplex import even_mixture, nearest_mixture
 
 
 def squared_distance(errors: Tensor, weights: Tensor) -> float:
@@ -86,3 +86,45 @@ def test_many_columns_are_optimal_by_the_conditions_of_karush_kuhn_and_tucker(n:
     assert 0 < int((weights > 0).sum()) < n
     assert float(gradient.min()) > level - 1e-6 * float(products.max())
     assert gradient[weights > 0].tolist() == pytest.approx([level] * int((weights > 0).sum()), abs=1e-6)
+
+
+# Even mixtures
+
+
+def even(limit: float, *errors: list[float]) -> list[float] | None:
+    found = even_mixture(torch.tensor(errors, dtype=torch.float64), limit)
+    return None if found is None else found.tolist()
+
+
+def test_even_mixtures_worked_out_by_hand() -> None:
+    assert even(1.0, [1.0], [-1.0], [0.5]) == pytest.approx([1 / 3] * 3)
+    # The mean of all is 2, squared 4; without the 7 it is 1/3.
+    assert even(0.2, [1.0], [-1.0], [1.0], [7.0]) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+    assert even(1e-6, [3.0], [-3.0], [8.0]) == [0.5, 0.5, 0]
+    assert even(0.5, [1.0], [1.0]) is None, "neither is near, and leaving out one does not help"
+    assert even(1.01, [1.0]) == [1.0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 8), st.integers(0, 2**32), st.floats(0.01, 4))
+def test_an_even_mixture_is_within_the_limit_and_leaves_out_only_what_is_needed(
+    n: int, seed: int, limit: float
+) -> None:
+    errors = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    found = even_mixture(errors, limit)
+    if squared_distance(errors, torch.full((n,), 1 / n, dtype=torch.float64)) <= 0.999 * limit:
+        assert found is not None
+        assert bool((found > 0).all())
+    if found is not None:
+        assert squared_distance(errors, found) <= limit
+        assert set(found.tolist()) <= {0.0, float(found.max())}
+        assert float(found.sum()) == pytest.approx(1)
+
+
+def test_huge_errors_that_cancel_are_left_out() -> None:
+    rows = torch.randn(6, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    huge = 1e12 * torch.randn(100, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    rows[0], rows[1] = huge, -huge + rows[1]
+    found = even_mixture(rows, 50.0)
+    assert found is not None
+    assert found.tolist() == [0, 0, 0.25, 0.25, 0.25, 0.25]

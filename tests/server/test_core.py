@@ -25,11 +25,11 @@ LR = 0.1
 class Samples:
     """Counts through a data set; `taken` has the purpose of each draw."""
 
-    taken: list[tuple[str, int, int]] = field(default_factory=list)
+    taken: list[tuple[str, int]] = field(default_factory=list)
     start: int = 0
 
-    def take(self, size: int, role: str, step: int, number: int = 0, half: int | None = None) -> zeno.Batch:
-        self.taken.append((role, step, number))
+    def take(self, size: int, role: str, step: int, half: int | None = None) -> zeno.Batch:
+        self.taken.append((role, step))
         rows = (self.start + torch.arange(size)) % len(INPUTS)
         self.start += size
         return zeno.Batch(INPUTS[rows], INPUTS[rows] @ TRUE[:, None])
@@ -92,7 +92,7 @@ def test_the_gradient_after_a_step_is_on_the_samples_of_the_step() -> None:
     here, there = (2 * ((inputs @ x - targets)[:, None] * inputs).mean(dim=0) for x in (X, X - LR * DOWN))
     torch.testing.assert_close(oracle.gradient(), here)
     torch.testing.assert_close(oracle.gradient(DOWN), there)
-    assert samples.taken == [("score", 5, 0)]
+    assert samples.taken == [("score", 5)]
 
 
 def test_a_late_reply_alone_leaves_its_worker_without_a_reply() -> None:
@@ -177,7 +177,7 @@ def test_candidates_are_scored_as_they_arrive_by_worker_and_not_by_memory_addres
     step = Step(core, 0, 3, X, LR)
     step.receive((zeno.Reply(worker, 0, row.copy_((worker + 1) * DOWN)) for worker in (2, 0, 1)), range(3))
     assert scorer.added == [(worker, ((worker + 1) * DOWN).tolist()) for worker in (2, 0, 1)]
-    assert samples.taken == [("score", 0, 0)], "drawn for the first that arrived"
+    assert samples.taken == [("score", 0)], "drawn for the first that arrived"
     aggregate = step.run_rule()
     assert aggregate is not None
     assert aggregate.scores is not None
@@ -207,25 +207,6 @@ def test_a_rule_that_must_see_all_candidates_first_is_not_scored_on_arrival() ->
     assert aggregate is not None
     assert aggregate.scores is not None
     assert aggregate.scores[0] > 0 > aggregate.scores[1]
-
-
-def test_fresh_descents_are_on_other_samples_each_time() -> None:
-    class Asking(zeno.Rule):
-        samples = 4
-
-        def __call__(
-            self, candidates: Tensor, oracle: zeno.Oracle | None = None, state: object = None
-        ) -> zeno.Aggregate:
-            assert oracle is not None
-            oracle.descents(candidates)
-            parts = oracle.fresh_descents(list(candidates), 16)
-            assert parts.shape == (2, 8)
-            assert oracle.fresh_descents(list(candidates), 3).shape == (2, 3)
-            return zeno.Aggregate(candidates[0], torch.ones(2))
-
-    core, samples = core_of(Asking())
-    received(core, DOWN, -DOWN).run_rule()
-    assert samples.taken == [("score", 0, 0), ("score", 0, 1), ("score", 0, 2)]
 
 
 def test_a_skipped_step_updates_nothing_and_keeps_the_memory_of_the_rule() -> None:
@@ -273,7 +254,7 @@ def test_running_statistics_are_computed_when_they_are_read_and_then_once() -> N
     assert samples.taken == [], "nobody has read them"
     core.statistics.refresh(x)
     core.statistics.refresh(x)
-    assert samples.taken == [("statistics", 1, 0)], "for the parameters that step 1 starts from"
+    assert samples.taken == [("statistics", 1)], "for the parameters that step 1 starts from"
     found = problem.buffers["0.running_mean"]
     torch.testing.assert_close(found, INPUTS.mean(dim=0))
 
@@ -284,7 +265,7 @@ def test_samples_of_running_statistics_can_be_drawn_ahead() -> None:
     core = Core(problem, zeno.Mean(), samples)
     core.statistics.draw(3)
     core.statistics.refresh(problem.flat.clone())
-    assert samples.taken == [("statistics", 3, 0)]
+    assert samples.taken == [("statistics", 3)]
 
 
 def test_a_model_without_batch_norm_needs_no_samples_for_statistics() -> None:

@@ -212,11 +212,9 @@ def test_a_trial_returns_the_update_of_the_rule_and_changes_nothing(monkeypatch:
     drawn: list[tuple[str, int]] = []
     take = DatasetSamples.take
 
-    def taking(
-        self: DatasetSamples, size: int, role: str, step: int, number: int = 0, half: int | None = None
-    ) -> zeno.Batch:
+    def taking(self: DatasetSamples, size: int, role: str, step: int, half: int | None = None) -> zeno.Batch:
         drawn.append((role, size))
-        return take(self, size, role, step, number, half)
+        return take(self, size, role, step, half)
 
     monkeypatch.setattr(DatasetSamples, "take", taking)
     one = server([GOOD, 3 * GOOD, -GOOD], zeno.Zeno(trim=1, batch_size=8))
@@ -236,15 +234,13 @@ def test_a_trial_returns_the_update_of_the_rule_and_changes_nothing(monkeypatch:
 def test_the_trials_of_a_step_share_their_samples_and_do_not_influence_each_other(
     rule: zeno.Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn: list[tuple[str, int, int, int, int | None]] = []
+    drawn: list[tuple[str, int, int, int | None]] = []
     gradients: list[int] = []
     take, gradient_here = DatasetSamples.take, zeno.Problem.gradient_here
 
-    def taking(
-        self: DatasetSamples, size: int, role: str, step: int, number: int = 0, half: int | None = None
-    ) -> zeno.Batch:
-        drawn.append((role, step, number, size, half))
-        return take(self, size, role, step, number, half)
+    def taking(self: DatasetSamples, size: int, role: str, step: int, half: int | None = None) -> zeno.Batch:
+        drawn.append((role, step, size, half))
+        return take(self, size, role, step, half)
 
     def counting(self: zeno.Problem, batch: zeno.Batch) -> Tensor:
         gradients.append(len(batch.targets))

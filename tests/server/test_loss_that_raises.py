@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import zeno
 from support.fake_cluster import FakeCluster
 from zeno.problem import oracle as oracle_module
-from zeno.server.core import StepOracle
 from zeno.server.engine import Engine
 
 TRUE = torch.tensor([1.0, 2.0])
@@ -86,14 +85,6 @@ def test_mixtures_after_which_the_loss_raises_are_not_used() -> None:
     aggregate = server.step(sent(BAD))
     assert not aggregate.kept[BAD]
     assert float((model.weight.detach() - 0.1 * TRUE).abs().max()) < 0.02
-
-
-def test_the_check_on_fresh_samples_finds_no_descent_where_the_loss_raises() -> None:
-    _, server = make(zeno.ZenoAuto(samples=64))
-    oracle = StepOracle(server.core, "score", 0, torch.zeros(2), 0.1)
-    descents = oracle.fresh_descents([HUGE, DOWN], 32)
-    assert descents[0].isnan().all()
-    assert bool((descents[1] > 0).all())
 
 
 def test_more_of_them_than_the_rule_tolerates_skip_the_step_with_the_reasons() -> None:

@@ -35,9 +35,6 @@ class FakeOracle:
             return -(x @ self.gradient_here.double() + CURVATURE / 2 * x.square().sum(dim=1))
         return self.answer
 
-    def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
-        return self.descents(candidates)[:, None].repeat(1, 8)
-
     def gradient(self, after: Tensor | None = None) -> Tensor:
         return self.gradient_here if after is None else self.gradient_here - CURVATURE * self.lr * after
 

@@ -100,10 +100,10 @@ def test_every_dropout_mask_score_and_statistic_is_drawn_anew(monkeypatch: pytes
         seeds.append(seed)
         return gradient(self, params, batch, seed, precision)
 
-    def spy_oracle(self: LossOracle, candidates: Tensor, parts: int = 1) -> tuple[Tensor, dict[int, str]]:
+    def spy_oracle(self: LossOracle, candidates: Tensor) -> tuple[Tensor, dict[int, str]]:
         assert isinstance(self.batch, zeno.Batch)
         scored.append(self.batch.inputs)
-        return trials(self, candidates, parts)
+        return trials(self, candidates)
 
     def spy_refresh(self: Problem, params: Tensor, inputs: Tensor) -> None:
         refreshed.append(inputs)

@@ -68,11 +68,6 @@ class NestedBatch:
             before += piece.size
         return NestedBatch(tuple(piece for piece in found if piece.size))
 
-    def parts(self, number: int) -> "list[NestedBatch]":
-        """`number` equal parts; left-over samples are in none."""
-        size = self.size // number
-        return [self.cut(slice(k * size, (k + 1) * size)) for k in range(number)]
-
 
 def read(batch: object, device: torch.device) -> Piece:
     """A user's batch on the device; raises if it is not clear how many samples it has."""

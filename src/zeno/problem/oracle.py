@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -42,54 +42,37 @@ class LossOracle:
     lr: float | Tensor  # [d] where parameters have different learning rates
     batch: Batch | NestedBatch
     own_statistics: bool | None = None  # normalise with batch or running statistics; None: by the number of samples
-    _starts: dict[int, tuple[Tensor, float]] = field(default_factory=dict, init=False, repr=False)  # by number of parts
 
     def descents(self, candidates: Tensor | Sequence[Tensor]) -> Tensor:
         """By how much each candidate u [m, d] lowers the loss: f_r(x) - f_r(x - lr * u) -> [m], float64.
 
         NaN for a candidate that is not finite, or after which the loss raises. An exception at x itself is raised.
         """
-        return self.descents_in_parts(candidates, 1)[:, 0]
+        return self.trials(candidates)[0]
 
-    def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
-        """The descents [m, 1] on the samples of this oracle, which cannot draw others: raises for another number."""
-        if samples != self.batch.size:
-            raise ValueError(
-                f"The rule asks for {samples} fresh samples. Found an oracle of {self.batch.size} fixed ones. "
-                "Use zeno.Server, or a rule with a fixed number of samples."
-            )
-        return self.descents_in_parts(candidates, 1)
-
-    def descents_in_parts(self, candidates: Tensor | Sequence[Tensor], parts: int) -> Tensor:
-        """The descents on each of `parts` equal parts of the samples: [m, parts], float64.
-
-        How far they differ shows how far their mean can be trusted. Samples that are left over are in no part.
-        """
-        return self.trials(candidates, parts)[0]
-
-    def trials(self, candidates: Tensor | Sequence[Tensor], parts: int = 1) -> tuple[Tensor, dict[int, str]]:
-        """The descents in parts [m, parts], and what the loss raised, by row, where it raised after that candidate."""
-        losses = torch.empty(len(candidates), parts, dtype=torch.float64)
+    def trials(self, candidates: Tensor | Sequence[Tensor]) -> tuple[Tensor, dict[int, str]]:
+        """The descents [m], and what the loss raised, by row, where it raised after that candidate."""
+        losses = torch.empty(len(candidates), dtype=torch.float64)
         raised: dict[int, str] = {}
-        start, seconds = self._start(parts)  # an exception at x is not the fault of a candidate
+        start, seconds = self._start  # an exception at x is not the fault of a candidate
 
-        def loss_after(problem: "Problem", row: int) -> list[float]:
+        def loss_after(problem: "Problem", row: int) -> float:
             u = candidates[row].detach()
             # x - lr * u is in the cache: only if its sum is not finite is each number of u checked.
             finite = bool(self._step(problem, u).sum().isfinite()) or bool(u.isfinite().all())
             try:
-                return problem.losses_here(self.batch, parts) if finite else [float("nan")] * parts
+                return problem.loss_here(self.batch) if finite else float("nan")
             except Exception as error:  # a model or a loss that checks its input
                 raised[row] = text_of(error)
-                return [float("nan")] * parts
+                return float("nan")
 
         at_once = min(torch.get_num_threads(), len(candidates)) if seconds > WORTH_A_THREAD else 1
         problems = self.problem.replicas(at_once, self.batch)
         with contextlib.ExitStack() as modes:
             for problem in problems:
-                modes.enter_context(self._scoring(problem, parts))
+                modes.enter_context(self._scoring(problem))
             for row, loss in side_by_side(loss_after, problems, range(len(candidates))):
-                losses[row] = torch.tensor(loss, dtype=torch.float64)
+                losses[row] = loss
         if problems == [self.problem]:
             self.problem.load(self.params)
         return (start - losses).to(self.params.device), raised
@@ -133,31 +116,30 @@ class LossOracle:
             return torch.addcmul(self.params, u, self.lr, value=-1, out=problem.flat)
         return torch.add(self.params, u, alpha=-self.lr, out=problem.flat)
 
-    def _start(self, parts: int) -> tuple[Tensor, float]:
-        """f_r(x) on each part, and the seconds it took; computed once."""
-        if parts not in self._starts:
-            with one_thread(), self._scoring(self.problem, parts):
-                began = time.perf_counter()
-                losses = self.problem.losses_here(self.batch, parts)
-                self._starts[parts] = torch.tensor(losses, dtype=torch.float64), time.perf_counter() - began
-        return self._starts[parts]
+    @cached_property
+    def _start(self) -> tuple[float, float]:
+        """f_r(x), and the seconds it took."""
+        with one_thread(), self._scoring(self.problem):
+            began = time.perf_counter()
+            return self.problem.loss_here(self.batch), time.perf_counter() - began
 
     @contextlib.contextmanager
-    def _scoring(self, problem: "Problem", parts: int = 1) -> Iterator[None]:
+    def _scoring(self, problem: "Problem") -> Iterator[None]:
         if problem is self.problem:
             problem.load(self.params)
         problem.model.eval()
         own = self.own_statistics
-        if self._at_once(parts) >= OWN_STATISTICS_FROM if own is None else own:
+        if self._at_once >= OWN_STATISTICS_FROM if own is None else own:
             for norm in problem.norms:
                 norm.train()
         with problem.buffers_unchanged():
             yield
 
-    def _at_once(self, parts: int) -> int:
+    @property
+    def _at_once(self) -> int:
         """The fewest samples in one forward pass."""
         if isinstance(self.batch, NestedBatch):
-            return min(piece.size for part in self.batch.parts(parts) for piece in part.pieces)
+            return min(piece.size for piece in self.batch.pieces)
         return self.batch.size
 
 

@@ -114,7 +114,7 @@ class Problem:
         """Mean loss as in prediction: no dropout, running statistics."""
         self.load(params)
         self.model.eval()
-        return self.losses_here(batch)[0]
+        return self.loss_here(batch)
 
     def accuracy(self, params: Tensor, batch: Batch) -> float:
         """Share of the samples whose label has the highest output."""
@@ -193,19 +193,16 @@ class Problem:
             for norm, momentum in zip(self.norms, momenta, strict=True):
                 norm.momentum = momentum
 
-    def losses_here(self, batch: Batch | NestedBatch, parts: int = 1) -> list[float]:
-        """The loss at the current parameters on each of `parts` equal parts of the batch; left-over samples are unused.
+    def loss_here(self, batch: Batch | NestedBatch) -> float:
+        """The loss at the current parameters.
 
         In float64 from the outputs on: scores are far smaller than losses. A loss of (model, batch) computes its
         outputs itself: there, only the mean over the pieces is in float64.
         """
-        size = batch.size // parts
         with torch.no_grad():
             if isinstance(batch, NestedBatch):
-                return [precise_loss_of_pieces(self.loss_of, self.model, part) for part in batch.parts(parts)]
-            outputs = self._outputs(batch.inputs)
-            slices = [slice(k * size, (k + 1) * size) for k in range(parts)]
-            return [precise_loss(self.loss_of, outputs[part], batch.targets[part]) for part in slices]
+                return precise_loss_of_pieces(self.loss_of, self.model, batch)
+            return precise_loss(self.loss_of, self._outputs(batch.inputs), batch.targets)
 
     def gradient_here(self, batch: Batch | NestedBatch, precision: str = "float32") -> Tensor:
         """The gradient [d] at the current parameters."""

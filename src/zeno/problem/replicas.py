@@ -55,9 +55,9 @@ class Replicas:
             self.original.model.eval()
             replica.model.eval()
             try:
-                found = replica.losses_here(batch)
+                found = replica.loss_here(batch)
                 self.original.load(there)
-                return found == self.original.losses_here(batch)  # a copied closure may use the original's parameters
+                return found == self.original.loss_here(batch)  # a copied closure may use the original's parameters
             except Exception:  # a model or a loss that checks its input
                 return False
             finally:

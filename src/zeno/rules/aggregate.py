@@ -1,6 +1,6 @@
 """What a rule may ask, and what it returns.
 
-Shapes: m workers, d parameters, p parts of the samples.
+Shapes: m workers, d parameters.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,6 @@ class Oracle(Protocol):
 
         NaN for a candidate that is not finite.
         """
-
-    def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
-        """The descents on `samples` new samples of the second half, in p equal parts -> [m, p] in float64."""
 
     def gradient(self, after: Tensor | None = None) -> Tensor:
         """The gradient of f_r at x, or at x - lr * after -> [d]."""

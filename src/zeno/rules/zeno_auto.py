@@ -1,20 +1,24 @@
-"""ZenoAuto: Zeno without tuning. The update is the mixture of candidates that is nearest to the true gradient.
+"""ZenoAuto: Zeno without tuning. The update is a mixture of candidates about as near to the true gradient as any.
 
 The server's own gradient g, on samples that it never trains on, is noisy. But it is right on average, and its noise is
 independent of the workers. So the squared distance of any mixture from g estimates, up to a constant, its squared
 distance from the true gradient. Decayed means over the steps (^) average the noise out, while a bias stays:
 
-    w = argmin  || sum_i w_i u_i^ - g^ ||^2 + (1 - memory) || sum_i w_i u_i - g ||^2   over  w >= 0, sum(w) = 1
+    E(w) = || sum_i w_i u_i^ - g^ ||^2 + (1 - memory) || sum_i w_i u_i - g ||^2    for  w >= 0, sum(w) = 1
     update = sum_i w_i u_i
 
 The second term is the error at this step alone, which the means hide, as of a worker that turns. The weights sum to 1,
 so it is enough to remember the errors u_i - g, as short sketches. A worker without a usable candidate keeps its mean
 error.
 
-The mixture has two more columns. The server's own gradient, on the other half of its samples, makes every worker
-dispensable. The choice of this step alone helps where memory cannot, when other workers are faulty at every step: it is
-FLTrust's update by the server's own gradient, which takes part in it. Every sample of the server belongs to one half
-for good: a model that has learned the samples of one half by heart is still judged by those of the other.
+Of all weights with about the least E, the most even have the least noise. So the weights are equal, for as many workers
+as can be; and they stay as they are while nothing speaks against them (`weigh`).
+
+If no mixture of workers is near, two more columns help. The server's own gradient, on the other half of its samples,
+makes every worker dispensable. The choice of this step alone helps where memory cannot, when other workers are faulty
+at every step: it is FLTrust's update by the server's own gradient, which takes part in it. Every sample of the server
+belongs to one half for good: a model that has learned the samples of one half by heart is still judged by those of the
+other.
 
 docs/zeno-auto.md has the reasons, a picture and the guarantee.
 
@@ -22,7 +26,6 @@ Shapes: m workers, d parameters, k numbers in a sketch.
 """
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -31,13 +34,16 @@ from torch import Tensor
 
 from zeno.rules.fltrust import cosines_of, trust
 from zeno.rules.linalg.passes import LARGEST, weighted_sum, working_dtype
-from zeno.rules.linalg.simplex import nearest_mixture
+from zeno.rules.linalg.simplex import even_mixture, nearest_mixture
 from zeno.rules.linalg.sketch import sketch
 from zeno.rules.parameters import AT_LEAST_1, NON_NEGATIVE, Requirement
 from zeno.rules.rule import Aggregate, Change, Oracle, PositiveCount, Rows, Rule, likeness_of
 
 LEAST = 0.02  # of an equal weight: what is below belongs to large errors, and risks more than it adds
 SHORT = 1e-3  # of the length of the server's own gradient
+MARGIN = 0.2  # up to which squared errors, or cosines, may count as equal
+FITTED = 4.0  # times the share of the noise that repeats: by so much the nearest mixture is too near (on the digits)
+CLEAR = 2.0  # times the squared error of the server's own gradient, from which on it is clear that zero is wrong
 COLUMNS = ("counts", "errors", "weights")  # of a memory, with a row for each worker and two more
 AT_LEAST_2 = Requirement("a whole number of at least 2", lambda value: AT_LEAST_1.holds(value) and value > 1, "samples")
 BELOW_1 = Requirement("a number of at least 0 and below 1", lambda value: NON_NEGATIVE.holds(value) and value < 1)
@@ -45,11 +51,11 @@ BELOW_1 = Requirement("a number of at least 0 and below 1", lambda value: NON_NE
 
 @dataclass(frozen=True)
 class ZenoAuto(Rule):
-    """Mixture of the candidates and the server's own gradient that is nearest to the true gradient; no tuning.
+    """Even mixture of the workers that together are nearest to the true gradient; no tuning.
 
     Tolerates any number of faulty workers: if all are faulty, the server trains on its own gradient. It uses `samples`
-    of the server per step, and half as many again to check an update that leaves a doubt. `memory` is the decay of the
-    mean errors from step to step, `sketch` the number of values by which a candidate is remembered.
+    of the server per step. `memory` is the decay of the mean errors from step to step, `sketch` the number of values by
+    which a candidate is remembered.
     """
 
     samples: Annotated[int, AT_LEAST_2] = 64
@@ -73,39 +79,17 @@ class ZenoAuto(Rule):
         memory = Memory.of(state, candidates, halves, self.sketch)
         sketches = memory.sketch(candidates) * factors[:, None]  # [m, k]
         compared = Comparison.of(memory, self.memory, sketches, memory.sketch(halves))
-        mixture = compared.mixture()
-
-        def update(weights: Tensor) -> Tensor:  # [m + 1] -> [d]
-            of_workers = weighted_sum(candidates, factors * weights[:-1])
-            return of_workers.add_(own_gradient(halves, weights[-1]), alpha=float(weights[-1]))
-
-        weights = mixture.tries[0]  # [m + 1]
-        if mixture.doubtful:
-            weights = self._first_harmless(mixture.tries, update, oracle)
+        weights, memory = compared.weights()  # [m + 1]
+        update = weighted_sum(candidates, factors * weights[:-1])
+        update.add_(own_gradient(halves, weights[-1]), alpha=float(weights[-1]))
         return Aggregate(
-            update(weights),
+            update,
             factors * weights[:-1],
             compared.scores,
-            vars(mixture.memory),
+            vars(memory),
             float(weights[-1]),
             likeness=compared.likeness,
         )
-
-    def _first_harmless(self, tries: list[Tensor], update: Callable[[Tensor], Tensor], oracle: Oracle) -> Tensor:
-        """The first weights whose update does not raise the loss on fresh samples, within a standard error; else 0."""
-        descents = oracle.fresh_descents([update(weights) for weights in tries], self.samples // 2)  # [n, p]
-        errors = (descents.var(dim=1, correction=0) / max(1, descents.shape[1] - 1)).sqrt()
-        harmless = (descents.mean(dim=1) + errors >= 0).tolist()  # False for NaN
-        return next((weights for weights, fine in zip(tries, harmless, strict=True) if fine), 0 * tries[0])
-
-
-@dataclass(frozen=True, eq=False)
-class Mixture:
-    """The mixture of a step that is nearest to the server's gradient."""
-
-    memory: "Memory"  # after the step
-    tries: list[Tensor]  # weights [m + 1] of the workers and of the server: the best, those of this step, the server's
-    doubtful: bool  # whether the best is no nearer to the server's own gradient than 0 is
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,17 +126,67 @@ class Comparison:
         both = self.halves.mean(dim=0)
         return likeness_of(self.sketches @ both, self.sketches.square().sum(dim=1), both.square().sum())
 
-    def mixture(self) -> Mixture:
-        there = torch.cat([self.usable, self.usable.new_ones(2)])
+    def weights(self, among: Tensor | None = None) -> tuple[Tensor, "Memory"]:
+        """The weights of the workers, by default all, and of the server [m + 1], and the memory with them."""
+        there = torch.cat([self.usable if among is None else self.usable & among, self.usable.new_ones(2)])
         g = self.halves[1]
         now = torch.cat([self.columns[there], 0 * g[None]]) - g
-        memory, found = self.memory.mixed(there, (1 - self.decay) ** 0.5 * now)
-        weights, both = _spread(memory.weights, self.choice), self.halves.mean(dim=0)
-        off = weights[:-1] @ self.sketches + weights[-1] * own_gradient(self.halves, weights[-1]) - both
-        alone = torch.zeros_like(weights)
-        alone[-1] = 1
-        doubtful = bool(off.square().sum() >= both.square().sum())
-        return Mixture(memory, [weights, _spread(found, self.choice), alone], doubtful)
+        found, memory = self.memory.weighed(there, (1 - self.decay) ** 0.5 * now)
+        return _spread(found, self.choice), memory
+
+
+def weigh(errors: Tensor, before: list[Tensor], repeated: float) -> Tensor:
+    """The weights [n + 2] of n workers, of the choice and of the server's own gradient.
+
+    The errors [n + 3, k] are theirs and, last, that of zero. In this order, the weights are:
+
+    1. those of the last step, `before` [n + 2] in one or more versions, if only workers had any and if they have about
+       the least error still. But if it is clear that zero is wrong, so is who is good: then they are found anew;
+    2. equal for as many workers as have, together, about the least error; if there are none, those with the least;
+    3. those of the nearest mixture of all. Zero is nearer to g than a noisy gradient, but only slower. So what zero
+       gets is for the server's own gradient, until the mixture may be as long as that.
+
+    In the first two cases, the mixture may not be farther than the own gradient, or than zero unless only workers had
+    weights before. And it must go some way along g: workers that send noise are about as near as zero.
+
+    How near is about as near follows from the share of the server's noise that is `repeated`: the nearest mixture fits
+    that, and is a little too near.
+    """
+    n, (own, zero) = len(errors) - 3, errors[-2:].square().sum(dim=1)
+    columns, g = errors[:-1] - errors[-1], -errors[-1]
+    lengths, along = columns.norm(dim=1), columns @ g
+    long = lengths > SHORT * lengths[-1]
+    workers = long[:n].nonzero()[:, 0]
+
+    def error(weights: Tensor) -> Tensor:
+        return (weights @ errors[:-1]).square().sum()
+
+    def helps(weights: Tensor, farthest: Tensor) -> bool:
+        advances = weights @ along >= MARGIN * (along[-1] - MARGIN * lengths[-1] * g.norm())
+        return bool(advances & (error(weights) <= (1 + MARGIN) * farthest))
+
+    def of_workers(weights: Tensor) -> Tensor:
+        return torch.zeros_like(before[0]).index_add_(0, workers, weights.to(before[0]))
+
+    if len(workers):
+        found = nearest_mixture(errors[workers])
+        found = torch.where(found < LEAST / n, 0, found)
+        nearest = of_workers(found / found.sum())
+        limit = (1 + min(MARGIN, FITTED * repeated)) * error(nearest)
+        proven = not before[0][n:].any()
+        for last in before if proven and zero < CLEAR * own else []:
+            kept = of_workers(last[workers] / last[workers].sum())  # NaN if none of those is there
+            if error(kept) <= limit and helps(kept, own):
+                return kept
+        even = even_mixture(errors[workers], float(limit))
+        anew = nearest if even is None else of_workers(even)
+        if helps(anew, own if proven else torch.minimum(own, zero)):
+            return anew
+    found = nearest_mixture(errors)[:-1].to(before[0])
+    found = torch.where((found < LEAST / max(1, n)) | ~long, 0, found)
+    room = (lengths[-1] - (found @ columns).norm()) / lengths[-1]
+    found[-1] += room.nan_to_num(0).clamp(0, 1 - float(found.sum()))
+    return found
 
 
 def _choice(columns: Tensor) -> Tensor:
@@ -185,6 +219,7 @@ class Memory:
     errors: Tensor  # [m + 2, k] u - g
     target: Tensor  # [k] g
     weights: Tensor  # [m + 2] of the last step
+    overlap: Tensor  # [2] decayed sums: <h, h^>^2 and |h|^2 |h^|^2, with h = o - g at a step and h^ of the steps before
 
     @classmethod
     def new(cls, m: int, k: int, seed: int, like: Tensor) -> "Memory":
@@ -193,7 +228,7 @@ class Memory:
         counts = like.new_zeros(m + 2, dtype=torch.float64)
         weights = counts.clone()
         weights[-1] = 1.0
-        return cls(seed, counts, errors, torch.zeros_like(errors[0]), weights)
+        return cls(seed, counts, errors, torch.zeros_like(errors[0]), weights, counts.new_zeros(2))
 
     @classmethod
     def of(cls, state: Any, candidates: Tensor, halves: Tensor, k: int) -> "Memory":
@@ -225,25 +260,26 @@ class Memory:
         counts = self.counts + there
         rates = (1 - decay) / (1 - decay ** counts.clamp(min=1)) * there  # the first step counts in full
         errors = mean(self.errors, columns - g, rates[:, None])
-        return replace(self, counts=counts, errors=errors, target=mean(self.target, g, rates[-1]))
+        off, usual = columns[-1] - g, self.errors[-1].to(g)
+        overlap = torch.stack([(off @ usual).square(), off.square().sum() * usual.square().sum()])
+        overlap = decay * self.overlap + overlap.to(self.overlap)
+        return replace(self, counts=counts, errors=errors, target=mean(self.target, g, rates[-1]), overlap=overlap)
 
-    def mixed(self, there: Tensor, now: Tensor) -> tuple["Memory", Tensor]:
-        """With the weights for the columns that are there, whose errors at this step, and those of 0, are `now`.
+    @property
+    def repeated(self) -> float:
+        """The share of the server's noise that is the same at each step, as with few samples: 0 to 1."""
+        return float((self.overlap[0] / self.overlap[1]).nan_to_num(1.0))
 
-        Zero is a column too: a shorter mixture has less noise, and is nearer to g^ for that. But it is only slower. So
-        what zero gets goes to the weights of the last step, until the mixture is as long as the server's own gradient.
-        Also returns the weights that were found anew [m + 2].
+    def weighed(self, there: Tensor, now: Tensor) -> tuple[Tensor, "Memory"]:
+        """The weights [m + 2] for the columns that are there, whose errors at this step, and that of 0, are `now`.
+
+        Also returns the memory with them. Who is not there has no weight, and will have the one of before on its
+        return. Workers that came late are tried with as much as any.
         """
         means = torch.cat([self.errors[there], -self.target[None]]).double()
-        found = nearest_mixture(torch.cat([means, now], dim=1))[:-1].to(means.device)
-        columns, least = means[:-1] - means[-1], LEAST / (len(there) - 2)
-        length = columns[-1].norm()
-        found = torch.where((found < least) | (columns.norm(dim=1) <= SHORT * length), 0, found)
-        before = self.weights[there]
-        before[-1] += 1 - before.sum()  # the weights of those that are not there
-        rest = (1 - found.sum()) * before
-        room = (length - (found @ columns).norm()) / (rest @ columns).norm()
-        filled = found + room.nan_to_num(0).clamp(0, 1) * rest
-        weights, anew = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
-        weights[there], anew[there] = torch.where(filled < least, 0, filled), found
-        return replace(self, weights=weights), anew
+        before, late = self.weights[there], 2 * self.counts[there] < self.counts[-1]
+        tries = [torch.where(late, before.max(), before), before] if bool(late.any()) else [before]
+        found = weigh(torch.cat([means, now], dim=1), tries, self.repeated).to(means.device)
+        weights, kept = torch.zeros_like(self.weights), self.weights.clone()
+        weights[there] = kept[there] = found
+        return weights, replace(self, weights=kept)

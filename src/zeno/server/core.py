@@ -11,7 +11,7 @@ A run (`engine`), a user's own loop (`server`) and ranks under torchrun (`distri
 A reply that is missing, stale, of the wrong size or type, or not finite is a fault of that worker only: its row of the
 candidates is NaN, and the reason goes on the record.
 
-Shapes: m workers, d parameters, n samples, p parts of the samples.
+Shapes: m workers, d parameters, n samples.
 """
 
 import math
@@ -43,7 +43,6 @@ from zeno.workers.checks import NOT_FINITE, gradient_of, loss_raised
 from zeno.workers.reply import NO_REPLY, Reply, ReplyError
 
 STATISTICS_SAMPLES = 256  # that running statistics are computed from
-PARTS = 8  # that fresh samples are split into, to show how far their descents differ
 
 
 @dataclass(eq=False)
@@ -228,10 +227,7 @@ def most_resting(rule: Rule, workers: int) -> int:
 
 @dataclass(eq=False)
 class StepOracle:
-    """The oracle of one step. Samples are drawn when the rule first asks: no worker can fit a gradient to them.
-
-    After `rewind`, it draws the same fresh samples again; what it computed on them is kept.
-    """
+    """The oracle of one step. Samples are drawn when the rule first asks: no worker can fit a gradient to them."""
 
     core: Core
     role: str  # what the samples are drawn for
@@ -242,11 +238,6 @@ class StepOracle:
     scorer: Scorer | None = None  # scores candidates as they arrive
     _raised: dict[int, str] = field(default_factory=dict)  # what the loss raised, by address of the candidate tried
     _scoring: bool = False  # whether one has arrived
-    _draws: int = 0  # of fresh samples
-    _oracles: dict[tuple[int, int, int | None], LossOracle] = field(default_factory=dict)  # by samples, draw and half
-
-    def rewind(self) -> None:
-        self._draws = 0
 
     def arrived(self, worker: int, candidates: Tensor) -> None:
         """The candidate of this worker is in its row of the candidates [m, d] and may be scored."""
@@ -261,8 +252,7 @@ class StepOracle:
             if self.scorer is not None and self._scoring:
                 found, raised = self.scorer.descents()
             else:
-                in_parts, raised = self._oracle.trials(candidates)
-                found = in_parts[:, 0]
+                found, raised = self._oracle.trials(candidates)
         self._raised |= {candidates[row].data_ptr(): text for row, text in raised.items()}
         return found.to(self.x.device)
 
@@ -271,11 +261,6 @@ class StepOracle:
         addresses = {candidate.data_ptr(): row for row, candidate in enumerate(candidates)} if self._raised else {}
         raised, self._raised = self._raised, {}
         return {addresses[at]: loss_raised(text) for at, text in raised.items() if at in addresses}
-
-    def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:  # [m, p]
-        self._draws += 1
-        with self.clock("scores"):
-            return self._on(samples, self._draws, half=1).descents_in_parts(candidates, min(PARTS, samples))
 
     def gradient(self, after: Tensor | None = None) -> Tensor:  # [d]
         with self.clock("scores"):
@@ -287,11 +272,11 @@ class StepOracle:
     @cached_property
     def _half_gradients(self) -> Tensor:
         with self.clock("scores"):
-            return gradients_at_once([self._on(self._samples // 2, 0, half) for half in (0, 1)])
+            return gradients_at_once([self._on(self._samples // 2, half) for half in (0, 1)])
 
     @cached_property
     def _oracle(self) -> LossOracle:
-        return self._on(self._samples, 0)
+        return self._on(self._samples)
 
     @property
     def _samples(self) -> int:
@@ -303,13 +288,11 @@ class StepOracle:
             )
         return samples
 
-    def _on(self, samples: int, number: int, half: int | None = None) -> LossOracle:
-        if (samples, number, half) not in self._oracles:
-            if samples < OWN_STATISTICS_FROM:
-                self.core.statistics.refresh(self.x)
-            batch = self.core.samples.take(samples, self.role, self.step, number, half)
-            self._oracles[samples, number, half] = self.core.problem.at(self.x, self.lr, batch)
-        return self._oracles[samples, number, half]
+    def _on(self, samples: int, half: int | None = None) -> LossOracle:
+        if samples < OWN_STATISTICS_FROM:
+            self.core.statistics.refresh(self.x)
+        batch = self.core.samples.take(samples, self.role, self.step, half)
+        return self.core.problem.at(self.x, self.lr, batch)
 
 
 @dataclass(eq=False)

@@ -62,7 +62,6 @@ class Engine:
         """
         if self._trials is None or self._trials.step != number:
             self._trials = StepOracle(self.core, "trial", number, self.params.detach(), self._lr)
-        self._trials.rewind()
         try:
             return self.rule(candidates, self._trials, self.core.state).update
         except TooFewUsable:

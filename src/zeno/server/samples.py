@@ -21,8 +21,8 @@ ONE_SIDED = 10_000  # samples that may be in the same half, one after the other
 class SampleSource(Protocol):
     """Where the server's samples come from."""
 
-    def take(self, size: int, role: str, step: int, number: int = 0, half: int | None = None) -> Batch | NestedBatch:
-        """`size` new samples for a purpose at a step; other numbers give other samples.
+    def take(self, size: int, role: str, step: int, half: int | None = None) -> Batch | NestedBatch:
+        """`size` new samples for a purpose at a step.
 
         With half 0 or 1, all are from that half of the server's samples: a sample is in the same half at every step.
         """
@@ -30,7 +30,7 @@ class SampleSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DatasetSamples:
-    """The server's samples of a run: every draw depends on (seed, role, number, step) alone."""
+    """The server's samples of a run: every draw depends on (seed, role, half, step) alone."""
 
     dataset: Dataset
     indices: Tensor  # which samples of the dataset are the server's
@@ -41,12 +41,12 @@ class DatasetSamples:
         some = self.dataset.batch(self.indices[:IN_SECRET])
         return int.from_bytes(_digest(*map(_bytes, some), salt=str(self.seed), size=8), "big")
 
-    def take(self, size: int, role: str, step: int, number: int = 0, half: int | None = None) -> Batch:
+    def take(self, size: int, role: str, step: int, half: int | None = None) -> Batch:
         indices = self.indices if half is None else self._halves[half]
         if len(indices) == 0:
             raise ValueError(f"The server needs two samples or more, one for each half. Found {len(self.indices)}.")
         role = role if half is None else f"{role}, half {half}"
-        return self.dataset.batch(draw(indices, size, generator(self.seed, role, number, step)))
+        return self.dataset.batch(draw(indices, size, generator(self.seed, role, 0, step)))
 
     @cached_property
     def _halves(self) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,7 @@ class LoaderSamples:
         self._iterator: Iterator[Any] = iter(())
         self._rest: dict[int | None, list[Piece]] = {None: [], 0: [], 1: []}  # not taken yet, by half
 
-    def take(self, size: int, role: str, step: int, number: int = 0, half: int | None = None) -> Batch | NestedBatch:
+    def take(self, size: int, role: str, step: int, half: int | None = None) -> Batch | NestedBatch:
         """The next `size` samples; what they are for makes no difference.
 
         The content of a sample decides which half it is in, however often and in whatever order it returns.

@@ -48,7 +48,7 @@ class ThreadScorer:
         if arrived:
             workers = list(arrived)
             found, raised = self._oracle.trials(list(arrived.values()))
-            self._descents[workers] = found[:, 0].cpu()
+            self._descents[workers] = found.cpu()
             self._raised |= {workers[row]: text for row, text in raised.items()}
 
     def descents(self) -> tuple[Tensor, dict[int, str]]:

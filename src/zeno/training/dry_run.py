@@ -35,9 +35,6 @@ class _Zeros:
     def descents(self, candidates: Tensor | Sequence[Tensor]) -> Tensor:
         return torch.zeros(len(candidates), dtype=torch.float64)
 
-    def fresh_descents(self, candidates: Sequence[Tensor], samples: int) -> Tensor:
-        return torch.zeros(len(candidates), min(2, samples), dtype=torch.float64)
-
     def gradient(self, after: Tensor | None = None) -> Tensor:
         return torch.zeros(1)
 

@@ -17,25 +17,49 @@ that nothing but rounding errors would be left of them get none."""
 
 def nearest_mixture(errors: Tensor) -> Tensor:
     """The weights [n] of the mixture of the errors [n, k] that is nearest to 0, in float64."""
-    products = (errors.double() @ errors.double().T).cpu()
-    squares = products.diagonal()
-    smallest = float(squares[squares > 0].min()) if bool((squares > 0).any()) else 1.0
-    squares = squares.clamp(min=smallest)
-    problem = _Problem(products + ROUNDING * squares.diag(), squares.sqrt())
-    support = torch.ones(len(squares), dtype=torch.bool)
+    products = _products(errors)
+    problem = _Problem(products, products.diagonal().sqrt())
+    support = torch.ones(len(errors), dtype=torch.bool)
     weights = problem.solve(support)
-    for _ in range(len(squares)):  # a first guess, from above: each round leaves fewer
+    for _ in range(len(errors)):  # a first guess, from above: each round leaves fewer
         if not bool((weights < 0).any()):
             break
         support = weights > 0
         weights = problem.solve(support)
-    for _ in range(10 * len(squares)):  # each round lowers the objective
+    for _ in range(10 * len(errors)):  # each round lowers the objective
         slope = problem.slope(weights)
         if float(slope.min()) > -1e-4 * ROUNDING:  # fine enough to see that a copy would share a small weight
             break
         support[int(slope.argmin())] = True
         weights = problem.descend(weights, support)
     return weights
+
+
+def even_mixture(errors: Tensor, limit: float) -> Tensor | None:
+    """Equal weights [n] for many of the errors [n, k], such that the mixture has at most this squared length.
+
+    Leaves out one at a time, the one without which the mixture is shortest. None if that does not lead there.
+    """
+    products = _products(errors)
+    there = ROUNDING * products.diagonal() <= limit
+    for left in range(int(there.sum()), 0, -1):
+        sums = products[:, there].sum(dim=1)
+        total = sums[there].sum()
+        if float(total) <= limit * left**2:
+            return there.double() / left
+        without = torch.where(there, total - 2 * sums + products.diagonal(), torch.inf)
+        if float(without.min()) * left**2 >= float(total) * (left - 1) ** 2:
+            return None
+        there[int(without.argmin())] = False
+    return None
+
+
+def _products(errors: Tensor) -> Tensor:
+    """[n, n] in float64, with the relative error on the diagonal. None of that is 0."""
+    products = (errors.double() @ errors.double().T).cpu()
+    squares = products.diagonal()
+    smallest = float(squares[squares > 0].min()) if bool((squares > 0).any()) else 1.0
+    return products + ROUNDING * squares.clamp(min=smallest).diag()
 
 
 class _Problem:

@@ -51,25 +51,17 @@ def weigh(compared: Comparison, trust: Tensor, agreement: Agreement) -> tuple[Te
 
     The weights are by the trust [m] in each rank if, in the mean over the steps, the ranks agree, or their mixture is
     as near to the server's gradient g as its other one, o, on other samples; and if, at this step, the ranks differ as
-    usual, or their mixture is near to g. Else the weights are those of `ZenoAuto`. In doubt, that tries updates on
-    fresh samples. Ranks do not have any before the all-reduce: it is the first mixture that is as near to g as o is.
+    usual, or their mixture is near to g. Else the weights are those of `ZenoAuto` for the ranks that are trusted.
     """
     (o, g), errors = compared.halves, compared.memory.errors.double()
     trust = torch.where(compared.usable, trust, 0)
-    limit = float((o - g).square().sum())
-
-    def off(weights: Tensor) -> float:
-        return float((weights[:-1] @ compared.sketches + weights[-1] * o - g).square().sum())
-
     if bool(trust.any()):
-        even = torch.cat([trust / trust.sum(), trust.new_zeros(1)])
-        bias, of_own = (even[:-1] @ errors[:-2]).square().sum(), errors[-1].square().sum()
+        even = trust / trust.sum()
+        limit, off = (o - g).square().sum(), (even @ compared.sketches - g).square().sum()
+        bias, of_own = (even @ errors[:-2]).square().sum(), errors[-1].square().sum()
         usual = agreement.at_once(compared, trust > 0)
         agreed = agreement.in_the_mean(compared, trust > 0)
-        fine = (agreed or bool(bias <= of_own)) and (usual or off(even) <= BROKEN * limit)
-        if fine or limit == 0:  # or the server's gradients say nothing
-            return even, compared.memory
-    mixture = compared.mixture()
-    tries = [torch.cat([torch.where(trust > 0, weights[:-1], 0), weights[-1:]]) for weights in mixture.tries]
-    near = tries[0] if not mixture.doubtful else next((w for w in tries if off(w) <= limit), tries[-1])
-    return near, mixture.memory
+        fine = (agreed or bool(bias <= of_own)) and (usual or bool(off <= BROKEN * limit))
+        if fine or not limit:  # or the server's gradients say nothing
+            return torch.cat([even, even.new_zeros(1)]), compared.memory
+    return compared.weights(among=trust > 0)

@@ -104,7 +104,7 @@ class RayScorers:
         if self._candidates:
             workers = list(self._candidates)
             here, texts = self._oracle.trials(list(self._candidates.values()))
-            found[workers] = here[:, 0].cpu()
+            found[workers] = here.cpu()
             raised |= {workers[row]: text for row, text in texts.items()}
         self._calls, self._candidates = {}, {}
         return found, raised
