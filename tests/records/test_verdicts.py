@@ -137,6 +137,21 @@ def test_a_verdict_does_not_disappear_because_training_has_converged() -> None:
     assert ledger_with_cosines(converging, 800, [0.4, 0, 0.3, 0.3]).suspects == [1]
 
 
+@pytest.mark.parametrize("repaired", [True, False])
+def test_a_worker_worse_than_others_is_mended_only_while_there_is_something_to_tell(repaired: bool) -> None:
+    """In the end it scores like the others: because it was repaired, or because training has converged."""
+    rng, ledger = np.random.default_rng(0), Ledger(8)
+    for step in range(1200):
+        left = 1.0 if repaired else max(0.0, 1 - step / 500)  # of what there is to learn
+        scores = rng.normal(0, 1, 8) - np.eye(8)[1] * 5 * left * (not repaired or step < 100)
+        cosines = np.clip(rng.normal(0.3 * left, 0.1, 8), -1, 1).tolist()
+        kept = [worker != 1 for worker in range(8)]
+        ledger.add(Record(step, 0.1, kept, scores.tolist(), weights=[one / 7 for one in kept], cosines=cosines))
+        assert step != 99 or ledger.rows[1].verdict == "suspect"
+    row = ledger.rows[1]
+    assert (row.verdict, row.reason) == ("mended" if repaired else "suspect", "worse than others")
+
+
 def test_a_harmful_worker_is_mended_by_evidence_that_it_helps() -> None:
     def repaired(rng: np.random.Generator, step: int) -> np.ndarray:
         return rng.normal([0.3, -0.4 if step < 100 else 0.3, 0.3, 0.3], 0.2)

@@ -44,6 +44,18 @@ def test_a_function_is_called_once_for_each_new_suspect() -> None:
     assert called[0].since < 60
 
 
+def test_a_function_that_raises_does_not_end_the_training(caplog: pytest.LogCaptureFixture) -> None:
+    def unreachable(row: Row) -> None:
+        raise ConnectionError("no route to the pager")
+
+    server = server_of(on_suspect=unreachable)
+    for _ in range(60):
+        server.step(entries(server))
+    assert server.ledger.suspects == [3]
+    assert "on_suspect raised for the suspect 3" in caplog.text
+    assert "no route to the pager" in caplog.text
+
+
 def test_the_gradients_of_a_suspect_are_not_used_while_it_rests() -> None:
     server = server_of(quarantine=True)
     while not server.resting:

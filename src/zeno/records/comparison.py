@@ -38,12 +38,15 @@ class Cosines:
     def __init__(self, workers: int) -> None:
         self._sums, self._weights = np.zeros((2, workers))
 
-    def add(self, cosines: Values, known: Mask, used: Mask) -> float:
-        """How far below 0 the mean of a worker that is `used` was, at the earlier steps; then adds this step."""
+    def add(self, cosines: Values, known: Mask, used: Mask) -> tuple[float, float]:
+        """The lowest mean of a worker that is `used`, and the mean of these, at the earlier steps; then adds this step.
+
+        0 if none is.
+        """
         means = self._sums[used] / np.maximum(self._weights[used], 1e-300)
         self._sums = np.where(known, LEVEL_FADE * self._sums + cosines, self._sums)
         self._weights = np.where(known, LEVEL_FADE * self._weights + 1, self._weights)
-        return max(0.0, -float(means.min())) if len(means) else 0.0
+        return (float(means.min()), float(means.mean())) if len(means) else (0.0, 0.0)
 
 
 class Places:

@@ -17,12 +17,15 @@ Workers may join. Half of the ERROR_RATE is then for those that were there at th
 the others: with m workers, 2 * m**2 / (n * ERROR_RATE) makes a suspect. The chances of all good workers, whatever m is
 when their evidence is highest, sum to at most n * 1 / (2 * n) + sum_{m > n} n / (2 * m**2) <= 1 of ERROR_RATE.
 
-A suspect is mended by evidence of health: a bet that it fails at most half as often, or that its cosine is above 0, has
-won in the same way. That training has converged, so that nothing can be told, mends nobody.
+A suspect is mended by evidence of health: a bet that it fails at most half as often, that its cosine is above 0, or
+that it is less far below others, has won in the same way. That training has converged, so that nothing can be told,
+mends nobody: there is no bet on scores while the workers in use have cosines of about 0. Only without samples of the
+server's own this cannot be known.
 """
 
+import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +44,7 @@ MENDED = np.array([[0.0], [0.5], [0.9]])  # of half the rate at which a suspect 
 LONGEST = 30.0  # times the length of the server's own gradient; a longer candidate is too large
 FAILS, HARMS, WORSE = "failing", "harmful", "worse than others"
 REASONS = ("", FAILS, TOO_LARGE, HARMS, WORSE)  # of a verdict
+TELLING = 0.1  # the mean cosine of the workers in use, from which on scores can tell a mended worker
 USED = 0.5  # of an equal weight: what is below may shorten a mixture, and be wrong
 ENOUGH, HARDLY = 5, 0.1  # updates that a worker should be in by its share, and the part of them that is hardly any
 REST, TRIAL = 100, 50  # steps in quarantine, doubled each time, and steps of the trial after it
@@ -175,13 +179,17 @@ class Ledger:
 
     def _compare(self, record: Record, there: Mask) -> Iterator[tuple[Mask, Values, Mask]]:
         """Bets on harm; yields who may be mended by the same measure, the factors for that, and who has it."""
-        if record.cosines is not None and not self.similar_data:
+        telling = True
+        if record.cosines is not None:
             cosines = _values(record.cosines)
             known = there & ~np.isnan(cosines)
             cosines = np.where(known, cosines, 0.0)
-            slack = self._cosines.add(cosines, known, self._used & ~self._suspect)
-            self._harmful.add(on_a_mean((-cosines - slack) / (1 + slack)), known)
-            yield self._is(HARMS), on_a_mean(cosines), known
+            lowest, mean = self._cosines.add(cosines, known, self._used & ~self._suspect)
+            telling = mean >= TELLING
+            if not self.similar_data:
+                slack = max(0.0, -lowest)
+                self._harmful.add(on_a_mean((-cosines - slack) / (1 + slack)), known)
+                yield self._is(HARMS), on_a_mean(cosines), known
         # With samples, a worker that is never used may be harmless: only its score counts.
         ranked = record.scores is not None or record.cosines is None
         if record.kept is not None and ranked and there.sum() > 1:
@@ -189,7 +197,7 @@ class Ledger:
             slack = SLACK_OF_SIMILAR if self.similar_data else slack
             self._worse.add(on_a_mean((below - slack) / (1 + slack)), there)
             who, half_as_bad = self._is(WORSE), np.clip((slack + self._places.level) / 2, 0.0, 0.9)
-            yield who, on_a_mean((self._line - below) / (1 - np.minimum(self._line, 0.9))), there
+            yield who, on_a_mean((self._line - below) / (1 - np.minimum(self._line, 0.9))), there & telling
             self._line = np.where(who, np.maximum(self._line, half_as_bad), self._line)
 
     def _judge(self, step: int) -> list[int]:
@@ -299,6 +307,14 @@ def ledger_of(
     for record in records:
         ledger.add(record)
     return ledger
+
+
+def call(on_suspect: Callable[[Row], object], row: Row) -> None:
+    """Calls a function of the user; if it raises, training goes on."""
+    try:
+        on_suspect(row)
+    except Exception:
+        logging.getLogger("zeno").exception("on_suspect raised for the suspect %s, at step %s", row.name, row.since)
 
 
 def _scores(record: Record, there: Mask) -> Values:

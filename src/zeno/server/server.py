@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from zeno.problem.flat import unflatten
 from zeno.problem.losses import Loss, takes_batch
 from zeno.problem.problem import Problem
-from zeno.records.ledger import FAILURE_RATE, Ledger, Row
+from zeno.records.ledger import FAILURE_RATE, Ledger, Row, call
 from zeno.records.record import Record, finite
 from zeno.rules.rule import Aggregate, Rule
 from zeno.rules.zeno_auto import ZenoAuto
@@ -298,7 +298,7 @@ class Server:
         self.steps += 1
         if self._on_suspect is not None:
             for worker in self._recorder.named:
-                self._on_suspect(self.ledger.rows[worker])
+                call(self._on_suspect, self.ledger.rows[worker])
 
 
 def _reasons(errors: Mapping[int, ReplyError], there: Members | None) -> str:

@@ -15,7 +15,7 @@ from zeno.problem.dataset import Dataset, generator
 from zeno.problem.problem import Problem
 from zeno.records.files import read_file, write_atomically
 from zeno.records.folder import CHECKPOINTS, MODEL_FILE, RUN_FILE, Journal, read
-from zeno.records.ledger import Ledger, Row
+from zeno.records.ledger import Ledger, Row, call
 from zeno.records.record import Record, finite
 from zeno.report.prometheus import Metrics
 from zeno.report.tensorboard import TensorBoard
@@ -105,7 +105,7 @@ def train(
                 if on_suspect is not None:
                     for row in ledger.rows:
                         if row.verdict == "suspect" and row.since == step:
-                            on_suspect(row)
+                            call(on_suspect, row)
                 interrupt.check()
         finally:
             engine.close()  # ends the thread that tries candidates on the model, before the model is saved

@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zeno.problem.flat import trainable
 from zeno.problem.losses import Loss
-from zeno.records.ledger import FAILURE_RATE, Ledger, Row
+from zeno.records.ledger import FAILURE_RATE, Ledger, Row, call
 from zeno.records.record import Record, finite, rounded
 from zeno.rules.linalg.sketch import Sketch
 from zeno.rules.zeno_auto import Comparison, Memory, ZenoAuto, own_gradient
@@ -368,7 +368,7 @@ class Guard:
         self.steps += 1
         if self._on_suspect is not None:
             for rank in self._recorder.named:
-                self._on_suspect(ledger.rows[rank])
+                call(self._on_suspect, ledger.rows[rank])
 
     def _warn_of(self, drifted: list[int]) -> None:
         if drifted and self._ranks.rank == 0:
