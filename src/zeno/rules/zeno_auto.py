@@ -142,12 +142,14 @@ def weigh(errors: Tensor, before: list[Tensor], repeated: float) -> Tensor:
 
     1. those of the last step, `before` [n + 2] in one or more versions, if only workers had any and if they have about
        the least error still. But if it is clear that zero is wrong, so is who is good: then they are found anew;
-    2. equal for as many workers as have, together, about the least error; if there are none, those with the least;
+    2. equal for as many workers as have, together, about the least error of workers; if there are none, those with the
+       least;
     3. those of the nearest mixture of all. Zero is nearer to g than a noisy gradient, but only slower. So what zero
        gets is for the server's own gradient, until the mixture may be as long as that.
 
-    In the first two cases, the mixture may not be farther than the own gradient, or than zero unless only workers had
-    weights before. And it must go some way along g: workers that send noise are about as near as zero.
+    The first two are for workers that help. With the server's own gradient, the error would not be much less. They are
+    not farther than it, or than zero unless only workers had weights before. And they go some way along g: workers that
+    send noise are about as near as zero.
 
     How near is about as near follows from the share of the server's noise that is `repeated`: the nearest mixture fits
     that, and is a little too near.
@@ -159,11 +161,7 @@ def weigh(errors: Tensor, before: list[Tensor], repeated: float) -> Tensor:
     workers = long[:n].nonzero()[:, 0]
 
     def error(weights: Tensor) -> Tensor:
-        return (weights @ errors[:-1]).square().sum()
-
-    def helps(weights: Tensor, farthest: Tensor) -> bool:
-        advances = weights @ along >= MARGIN * (along[-1] - MARGIN * lengths[-1] * g.norm())
-        return bool(advances & (error(weights) <= (1 + MARGIN) * farthest))
+        return (weights.to(errors) @ errors[:-1]).square().sum()
 
     def of_workers(weights: Tensor) -> Tensor:
         return torch.zeros_like(before[0]).index_add_(0, workers, weights.to(before[0]))
@@ -173,14 +171,21 @@ def weigh(errors: Tensor, before: list[Tensor], repeated: float) -> Tensor:
         found = torch.where(found < LEAST / n, 0, found)
         nearest = of_workers(found / found.sum())
         limit = (1 + min(MARGIN, FITTED * repeated)) * error(nearest)
+        farthest = torch.minimum((1 + FITTED * repeated) * error(nearest_mixture(errors[:-1])), (1 + MARGIN) * own)
         proven = not before[0][n:].any()
+
+        def helps(weights: Tensor) -> bool:
+            advances = weights @ along >= MARGIN * (along[-1] - MARGIN * lengths[-1] * g.norm())
+            most = farthest if proven else torch.minimum(farthest, (1 + MARGIN) * zero)
+            return bool(advances & (error(weights) <= most))
+
         for last in before if proven and zero < CLEAR * own else []:
             kept = of_workers(last[workers] / last[workers].sum())  # NaN if none of those is there
-            if error(kept) <= limit and helps(kept, own):
+            if error(kept) <= limit and helps(kept):
                 return kept
         even = even_mixture(errors[workers], float(limit))
         anew = nearest if even is None else of_workers(even)
-        if helps(anew, own if proven else torch.minimum(own, zero)):
+        if helps(anew):
             return anew
     found = nearest_mixture(errors)[:-1].to(before[0])
     found = torch.where((found < LEAST / max(1, n)) | ~long, 0, found)
