@@ -103,10 +103,15 @@ def weights_of(columns: Tensor, g: Tensor, last: Tensor, fitted: float) -> Tenso
         there.remove(min(there, key=without))
     if advances(found) and off(found) <= farthest:
         return found
-    found = nearest_by_descent(torch.cat([columns, 0 * g[None]]) - g)[:-1]
+    rows = torch.cat([columns, 0 * g[None]]) - g
+    found, shorter = nearest_by_descent(rows), nearest_by_descent(rows[-2:])
+    if float((shorter @ rows[-2:]).square().sum()) <= about * float((found @ rows).square().sum()):
+        return torch.eye(m + 2).double()[-1]
+    found = found[:-1]
     found[found < 0.02 / m] = 0
-    found[-1] += min(1 - float(found.sum()), max(0.0, 1 - float((found @ columns).norm() / own.norm())))
-    return found
+    scale = float(own.norm() / (found @ columns).norm())
+    scaled: Tensor = found * min(max(1.0, scale), 1 / float(found.sum()))
+    return scaled
 
 
 def nearest_by_descent(errors: Tensor) -> Tensor:
@@ -215,10 +220,10 @@ def test_workers_with_different_data_are_mixed() -> None:
 
 def test_huge_candidates_get_no_weight_even_if_they_cancel() -> None:
     steps = [torch.cat([good(t, 3), 1e30 * noise(60 + t)]) for t in range(20)]
-    assert [round(weight, 1) for weight in train(steps)[-1].weights.tolist()] == [0.2, 0.2, 0.2, 0]
+    assert train(steps)[-1].weights.tolist() == pytest.approx([0.22, 0.22, 0.22, 0], abs=0.07)
     huge = [1e12 * noise(60 + t) for t in range(20)]
     steps = [torch.cat([good(t, 3), one, 2 * TRUTH - one]) for t, one in enumerate(huge)]
-    assert [round(weight, 1) for weight in train(steps)[-1].weights.tolist()] == [0.2, 0.2, 0.2, 0, 0]
+    assert train(steps)[-1].weights.tolist() == pytest.approx([0.22, 0.22, 0.22, 0, 0], abs=0.07)
 
 
 @pytest.mark.parametrize("sent", ["nan", "reversed", "zero", "huge"])

@@ -144,8 +144,9 @@ def weigh(errors: Tensor, before: list[Tensor], repeated: float) -> Tensor:
        the least error still. But if it is clear that zero is wrong, so is who is good: then they are found anew;
     2. equal for as many workers as have, together, about the least error of workers; if there are none, those with the
        least;
-    3. those of the nearest mixture of all. Zero is nearer to g than a noisy gradient, but only slower. So what zero
-       gets is for the server's own gradient, until the mixture may be as long as that.
+    3. only for the server's own gradient, if with zero it has about the least error of all; else those of the nearest
+       mixture of all. Zero is nearer to g than a noisy gradient, but only slower. So what zero gets is for the others,
+       until the mixture is as long as the own gradient.
 
     The first two are for workers that help. With the server's own gradient, the error would not be much less. They are
     not farther than it, or than zero unless only workers had weights before. And they go some way along g: workers that
@@ -157,7 +158,7 @@ def weigh(errors: Tensor, before: list[Tensor], repeated: float) -> Tensor:
     n, (own, zero) = len(errors) - 3, errors[-2:].square().sum(dim=1)
     columns, g = errors[:-1] - errors[-1], -errors[-1]
     lengths, along = columns.norm(dim=1), columns @ g
-    long = lengths > SHORT * lengths[-1]
+    long, about = lengths > SHORT * lengths[-1], 1 + min(MARGIN, FITTED * repeated)
     workers = long[:n].nonzero()[:, 0]
 
     def error(weights: Tensor) -> Tensor:
@@ -170,7 +171,7 @@ def weigh(errors: Tensor, before: list[Tensor], repeated: float) -> Tensor:
         found = nearest_mixture(errors[workers])
         found = torch.where(found < LEAST / n, 0, found)
         nearest = of_workers(found / found.sum())
-        limit = (1 + min(MARGIN, FITTED * repeated)) * error(nearest)
+        limit = about * error(nearest)
         farthest = torch.minimum((1 + FITTED * repeated) * error(nearest_mixture(errors[:-1])), (1 + MARGIN) * own)
         proven = not before[0][n:].any()
 
@@ -187,11 +188,17 @@ def weigh(errors: Tensor, before: list[Tensor], repeated: float) -> Tensor:
         anew = nearest if even is None else of_workers(even)
         if helps(anew):
             return anew
-    found = nearest_mixture(errors)[:-1].to(before[0])
+    alone = torch.zeros_like(before[0])
+    alone[-1] = 1.0
+    found = nearest_mixture(errors)
+    least, shorter = found.to(errors) @ errors, nearest_mixture(errors[-2:]).to(errors) @ errors[-2:]
+    if shorter.square().sum() <= about * least.square().sum():
+        return alone
+    found = found[:-1].to(before[0])
     found = torch.where((found < LEAST / max(1, n)) | ~long, 0, found)
-    room = (lengths[-1] - (found @ columns).norm()) / lengths[-1]
-    found[-1] += room.nan_to_num(0).clamp(0, 1 - float(found.sum()))
-    return found
+    found = found if found.any() else alone
+    longer = (lengths[-1] / (found @ columns).norm()).nan_to_num(1).clamp(min=1)
+    return found * torch.minimum(longer, 1 / found.sum())
 
 
 def _choice(columns: Tensor) -> Tensor:
