@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from zeno.rules.linalg.simplex import even_mixture, nearest_mixture
+from zeno.rules.linalg.simplex import Mixtures
+
+
+def nearest_mixture(errors: Tensor) -> Tensor:
+    return Mixtures(errors).nearest(torch.ones(len(errors), dtype=torch.bool))
+
+
+def even_mixture(errors: Tensor, limit: float) -> Tensor | None:
+    return Mixtures(errors).even(torch.ones(len(errors), dtype=torch.bool), limit)
 
 
 def squared_distance(errors: Tensor, weights: Tensor) -> float:
@@ -86,6 +94,22 @@ def test_many_columns_are_optimal_by_the_conditions_of_karush_kuhn_and_tucker(n:
     assert 0 < int((weights > 0).sum()) < n
     assert float(gradient.min()) > level - 1e-6 * float(products.max())
     assert gradient[weights > 0].tolist() == pytest.approx([level] * int((weights > 0).sum()), abs=1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(2, 8), st.integers(0, 2**32))
+def test_mixtures_of_some_are_those_of_a_problem_of_their_own(n: int, seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    errors, among = torch.randn(n, 5, generator=rng, dtype=torch.float64), torch.rand(n, generator=rng) < 0.7
+    among[0] = True
+    found = Mixtures(errors).nearest(among)
+    assert not found[~among].any()
+    assert found[among].tolist() == pytest.approx(nearest_mixture(errors[among]).tolist(), abs=1e-6)
+    even, alone = Mixtures(errors).even(among, 1.0), even_mixture(errors[among], 1.0)
+    assert (even is None) == (alone is None)
+    if even is not None and alone is not None:
+        assert not even[~among].any()
+        assert torch.equal(even[among], alone)
 
 
 # Even mixtures

@@ -28,7 +28,10 @@ class Oracle(Protocol):
         """The gradient of f_r at x, or at x - lr * after -> [d]."""
 
     def half_gradients(self) -> Tensor:
-        """The gradients at x on two halves of the samples -> [2, d]. A sample is in the same half at every step."""
+        """The gradients at x on two halves of the samples -> [2, d]: one to train on, and one to judge by.
+
+        A sample is in the same half at every step.
+        """
 
 
 class Aggregate(NamedTuple):

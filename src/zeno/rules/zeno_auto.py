@@ -34,7 +34,7 @@ from torch import Tensor
 
 from zeno.rules.fltrust import cosines_of, trust
 from zeno.rules.linalg.passes import LARGEST, weighted_sum, working_dtype
-from zeno.rules.linalg.simplex import even_mixture, nearest_mixture
+from zeno.rules.linalg.simplex import Mixtures
 from zeno.rules.linalg.sketch import sketch
 from zeno.rules.parameters import AT_LEAST_1, NON_NEGATIVE, Requirement
 from zeno.rules.rule import Aggregate, Change, Oracle, PositiveCount, Rows, Rule, likeness_of
@@ -155,50 +155,46 @@ def weigh(errors: Tensor, before: list[Tensor], repeated: float) -> Tensor:
     How near is about as near follows from the share of the server's noise that is `repeated`: the nearest mixture fits
     that, and is a little too near.
     """
-    n, (own, zero) = len(errors) - 3, errors[-2:].square().sum(dim=1)
-    columns, g = errors[:-1] - errors[-1], -errors[-1]
+    mixtures, n = Mixtures(errors), len(errors) - 3
+    columns, g = errors - errors[-1], -errors[-1]
     lengths, along = columns.norm(dim=1), columns @ g
-    long, about = lengths > SHORT * lengths[-1], 1 + min(MARGIN, FITTED * repeated)
-    workers = long[:n].nonzero()[:, 0]
+    place = torch.arange(len(errors), device=errors.device)
+    long = lengths > SHORT * lengths[-2]
+    workers, alone = long & (place < n), (place == n + 1).double()
+    own, zero = mixtures.error(alone), float(g.square().sum())
+    about = 1 + min(MARGIN, FITTED * repeated)
 
-    def error(weights: Tensor) -> Tensor:
-        return (weights.to(errors) @ errors[:-1]).square().sum()
+    def clean(weights: Tensor) -> Tensor:
+        return torch.where((weights < LEAST / max(1, n)) | ~long, 0, weights)
 
-    def of_workers(weights: Tensor) -> Tensor:
-        return torch.zeros_like(before[0]).index_add_(0, workers, weights.to(before[0]))
-
-    if len(workers):
-        found = nearest_mixture(errors[workers])
-        found = torch.where(found < LEAST / n, 0, found)
-        nearest = of_workers(found / found.sum())
-        limit = about * error(nearest)
-        farthest = torch.minimum((1 + FITTED * repeated) * error(nearest_mixture(errors[:-1])), (1 + MARGIN) * own)
+    if bool(workers.any()):
+        nearest = clean(mixtures.nearest(workers))
+        nearest = nearest / nearest.sum()
+        limit = about * mixtures.error(nearest)
         proven = not before[0][n:].any()
+        farthest = min((1 + FITTED * repeated) * mixtures.error(mixtures.nearest(place <= n + 1)), (1 + MARGIN) * own)
+        farthest = farthest if proven else min(farthest, (1 + MARGIN) * zero)
 
         def helps(weights: Tensor) -> bool:
-            advances = weights @ along >= MARGIN * (along[-1] - MARGIN * lengths[-1] * g.norm())
-            most = farthest if proven else torch.minimum(farthest, (1 + MARGIN) * zero)
-            return bool(advances & (error(weights) <= most))
+            advances = weights @ along >= MARGIN * (along[-2] - MARGIN * lengths[-2] * g.norm())
+            return bool(advances) and mixtures.error(weights) <= farthest
 
         for last in before if proven and zero < CLEAR * own else []:
-            kept = of_workers(last[workers] / last[workers].sum())  # NaN if none of those is there
-            if error(kept) <= limit and helps(kept):
-                return kept
-        even = even_mixture(errors[workers], float(limit))
-        anew = nearest if even is None else of_workers(even)
+            kept = torch.where(workers, torch.cat([last, last.new_zeros(1)]), 0)
+            kept = kept / kept.sum()  # NaN if none of those is there
+            if mixtures.error(kept) <= limit and helps(kept):
+                return kept[:-1]
+        even = mixtures.even(workers, limit)
+        anew = nearest if even is None else even
         if helps(anew):
-            return anew
-    alone = torch.zeros_like(before[0])
-    alone[-1] = 1.0
-    found = nearest_mixture(errors)
-    least, shorter = found.to(errors) @ errors, nearest_mixture(errors[-2:]).to(errors) @ errors[-2:]
-    if shorter.square().sum() <= about * least.square().sum():
-        return alone
-    found = found[:-1].to(before[0])
-    found = torch.where((found < LEAST / max(1, n)) | ~long, 0, found)
+            return anew[:-1]
+    found, shorter = mixtures.nearest(place >= 0), mixtures.nearest(place > n)
+    if mixtures.error(shorter) <= about * mixtures.error(found):
+        return alone[:-1]
+    found = clean(found)
     found = found if found.any() else alone
-    longer = (lengths[-1] / (found @ columns).norm()).nan_to_num(1).clamp(min=1)
-    return found * torch.minimum(longer, 1 / found.sum())
+    longer = (lengths[-2] / (found @ columns).norm()).nan_to_num(1).clamp(min=1)
+    return (found * torch.minimum(longer, 1 / found.sum()))[:-1]
 
 
 def _choice(columns: Tensor) -> Tensor:
@@ -291,7 +287,7 @@ class Memory:
         means = torch.cat([self.errors[there], -self.target[None]]).double()
         before, late = self.weights[there], 2 * self.counts[there] < self.counts[-1]
         tries = [torch.where(late, before.max(), before), before] if bool(late.any()) else [before]
-        found = weigh(torch.cat([means, now], dim=1), tries, self.repeated).to(means.device)
+        found = weigh(torch.cat([means, now], dim=1), tries, self.repeated)
         weights, kept = torch.zeros_like(self.weights), self.weights.clone()
         weights[there] = kept[there] = found
         return weights, replace(self, weights=kept)

@@ -15,51 +15,61 @@ ROUNDING = 1e-9
 that nothing but rounding errors would be left of them get none."""
 
 
-def nearest_mixture(errors: Tensor) -> Tensor:
-    """The weights [n] of the mixture of the errors [n, k] that is nearest to 0, in float64."""
-    products = _products(errors)
-    problem = _Problem(products, products.diagonal().sqrt())
-    support = torch.ones(len(errors), dtype=torch.bool)
-    weights = problem.solve(support)
-    for _ in range(len(errors)):  # a first guess, from above: each round leaves fewer
-        if not bool((weights < 0).any()):
-            break
-        support = weights > 0
+class Mixtures:
+    """Mixtures of n vectors, judged by their errors [n, k]. Weights are [n], in float64 on the device of the errors."""
+
+    def __init__(self, errors: Tensor) -> None:
+        self.errors = errors.double()
+        products = (self.errors @ self.errors.T).cpu()
+        squares = products.diagonal()
+        smallest = float(squares[squares > 0].min()) if bool((squares > 0).any()) else 1.0
+        self._products = products + ROUNDING * squares.clamp(min=smallest).diag()  # [n, n]
+
+    def error(self, weights: Tensor) -> float:
+        """The squared length of the error of a mixture."""
+        return float((weights @ self.errors).square().sum())
+
+    def nearest(self, among: Tensor) -> Tensor:
+        """The weights of the mixture of those among [n] that is nearest to the target."""
+        products = self._products[among.cpu()][:, among.cpu()]
+        problem = _Problem(products, products.diagonal().sqrt())
+        support = torch.ones(len(products), dtype=torch.bool)
         weights = problem.solve(support)
-    for _ in range(10 * len(errors)):  # each round lowers the objective
-        slope = problem.slope(weights)
-        if float(slope.min()) > -1e-4 * ROUNDING:  # fine enough to see that a copy would share a small weight
-            break
-        support[int(slope.argmin())] = True
-        weights = problem.descend(weights, support)
-    return weights
+        for _ in range(len(products)):  # a first guess, from above: each round leaves fewer
+            if not bool((weights < 0).any()):
+                break
+            support = weights > 0
+            weights = problem.solve(support)
+        for _ in range(10 * len(products)):  # each round lowers the objective
+            slope = problem.slope(weights)
+            if float(slope.min()) > -1e-4 * ROUNDING:  # fine enough to see that a copy would share a small weight
+                break
+            support[int(slope.argmin())] = True
+            weights = problem.descend(weights, support)
+        return self._spread(weights, among)
 
+    def even(self, among: Tensor, limit: float) -> Tensor | None:
+        """Equal weights for many of those among [n], such that the error of the mixture is at most this.
 
-def even_mixture(errors: Tensor, limit: float) -> Tensor | None:
-    """Equal weights [n] for many of the errors [n, k], such that the mixture has at most this squared length.
+        Leaves out one at a time, the one without which the mixture is nearest. None if that does not lead there.
+        """
+        products = self._products[among.cpu()][:, among.cpu()]
+        there = ROUNDING * products.diagonal() <= limit
+        for left in range(int(there.sum()), 0, -1):
+            sums = products[:, there].sum(dim=1)
+            total = sums[there].sum()
+            if float(total) <= limit * left**2:
+                return self._spread(there.double() / left, among)
+            without = torch.where(there, total - 2 * sums + products.diagonal(), torch.inf)
+            if float(without.min()) * left**2 >= float(total) * (left - 1) ** 2:
+                return None
+            there[int(without.argmin())] = False
+        return None
 
-    Leaves out one at a time, the one without which the mixture is shortest. None if that does not lead there.
-    """
-    products = _products(errors)
-    there = ROUNDING * products.diagonal() <= limit
-    for left in range(int(there.sum()), 0, -1):
-        sums = products[:, there].sum(dim=1)
-        total = sums[there].sum()
-        if float(total) <= limit * left**2:
-            return there.double() / left
-        without = torch.where(there, total - 2 * sums + products.diagonal(), torch.inf)
-        if float(without.min()) * left**2 >= float(total) * (left - 1) ** 2:
-            return None
-        there[int(without.argmin())] = False
-    return None
-
-
-def _products(errors: Tensor) -> Tensor:
-    """[n, n] in float64, with the relative error on the diagonal. None of that is 0."""
-    products = (errors.double() @ errors.double().T).cpu()
-    squares = products.diagonal()
-    smallest = float(squares[squares > 0].min()) if bool((squares > 0).any()) else 1.0
-    return products + ROUNDING * squares.clamp(min=smallest).diag()
+    def _spread(self, weights: Tensor, among: Tensor) -> Tensor:
+        found = self.errors.new_zeros(len(self.errors))
+        found[among] = weights.to(found)
+        return found
 
 
 class _Problem:
