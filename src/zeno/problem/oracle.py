@@ -33,8 +33,8 @@ WORTH_A_THREAD = 5e-4
 class LossOracle:
     """f_r, the mean loss on a batch of the server: its gradient at x, and the descent of candidates.
 
-    No dropout, and no buffer changes. Each evaluation uses one torch thread, so no result depends on the number of
-    cores.
+    No dropout, except in the first of the two `half_gradients`, and no buffer changes. Each evaluation uses one torch
+    thread, so no result depends on the number of cores.
     """
 
     problem: "Problem"
@@ -42,6 +42,7 @@ class LossOracle:
     lr: float | Tensor  # [d] where parameters have different learning rates
     batch: Batch | NestedBatch
     own_statistics: bool | None = None  # normalise with batch or running statistics; None: by the number of samples
+    seed: int = 0  # of the dropout
 
     def descents(self, candidates: Tensor | Sequence[Tensor]) -> Tensor:
         """By how much each candidate u [m, d] lowers the loss: f_r(x) - f_r(x - lr * u) -> [m], float64.
@@ -99,7 +100,12 @@ class LossOracle:
             return self.problem.gradient_here(self.batch)
 
     def half_gradients(self) -> Tensor:
-        """The gradients at x on the first and on the second half of the samples: [2, d]."""
+        """The gradients at x on the first and on the second half of the samples: [2, d].
+
+        The first is with dropout, as those of the workers are: dropout changes the mean of a gradient, so without it,
+        the server's own gradient would seem better than theirs. The second is there to judge, and without dropout it
+        has less noise.
+        """
         return self._half_gradients
 
     @cached_property
@@ -107,8 +113,7 @@ class LossOracle:
         size = self.batch.size // 2
         if size < 1:
             raise ValueError(f"Gradients on two halves need two samples or more. Found {self.batch.size}.")
-        halves = [replace(self, batch=self.batch.cut(where)) for where in (slice(size), slice(size, None))]
-        return gradients_at_once(halves)
+        return half_gradients(*(replace(self, batch=self.batch.cut(half)) for half in (slice(size), slice(size, None))))
 
     def _step(self, problem: "Problem", u: Tensor) -> Tensor:
         """Loads x - lr * u into the problem, and returns it [d]."""
@@ -128,12 +133,22 @@ class LossOracle:
         if problem is self.problem:
             problem.load(self.params)
         problem.model.eval()
-        own = self.own_statistics
-        if self._at_once >= OWN_STATISTICS_FROM if own is None else own:
-            for norm in problem.norms:
-                norm.train()
+        for norm in problem.norms:
+            norm.train(self._own_statistics)
         with problem.buffers_unchanged():
             yield
+
+    @contextlib.contextmanager
+    def _training(self, problem: "Problem") -> Iterator[None]:
+        with self._scoring(problem), problem.draws(self.seed):
+            problem.model.train()
+            for norm in problem.norms:
+                norm.train(self._own_statistics)
+            yield
+
+    @property
+    def _own_statistics(self) -> bool:
+        return self._at_once >= OWN_STATISTICS_FROM if self.own_statistics is None else self.own_statistics
 
     @property
     def _at_once(self) -> int:
@@ -143,19 +158,18 @@ class LossOracle:
         return self.batch.size
 
 
-def gradients_at_once(oracles: Sequence[LossOracle]) -> Tensor:
-    """The gradients of several oracles of one problem, each at its x -> [n, d]; in parallel if they take long."""
-    original = oracles[0].problem
+def half_gradients(own: LossOracle, judge: LossOracle) -> Tensor:
+    """The gradients of two oracles of one problem, the first with dropout -> [2, d]; in parallel if they take long."""
+    original = own.problem
 
-    def gradient(problem: "Problem", number: int) -> Tensor:
-        oracle, began = oracles[number], time.perf_counter()
-        with oracle._scoring(problem):
+    def gradient(problem: "Problem", oracle: LossOracle) -> Tensor:
+        began = time.perf_counter()
+        with oracle._training(problem) if oracle is own else oracle._scoring(problem):
             problem.load(oracle.params)
             found = problem.gradient_here(oracle.batch)
         original.gradient_seconds = time.perf_counter() - began
         return found
 
-    at_once = min(torch.get_num_threads(), len(oracles)) if original.gradient_seconds > WORTH_A_THREAD else 1
-    problems = original.replicas(at_once, oracles[0].batch)
-    found = dict(side_by_side(gradient, problems, range(len(oracles))))
-    return torch.stack([found[number] for number in range(len(oracles))])
+    at_once = min(torch.get_num_threads(), 2) if original.gradient_seconds > WORTH_A_THREAD else 1
+    found = dict(side_by_side(gradient, original.replicas(at_once, own.batch), (own, judge)))
+    return torch.stack([found[own], found[judge]])

@@ -5,13 +5,14 @@ however many layers there are.
 
 Buffers (BatchNorm's running statistics) belong to the server. Gradients use the statistics of their own batch and
 do not change the buffers; neither do scores. `refresh` computes them from the server's samples for given parameters.
-Dropout is active for gradients, drawn from a seed, and off everywhere else.
+Dropout is active for gradients to train on, drawn from a seed, and off everywhere else.
 
 Shapes: m candidates, d parameters, n samples, k batches.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property
 
 import torch
@@ -128,9 +129,12 @@ class Problem:
         """Gradient of the mean loss [d]: dropout drawn from `seed`, statistics of the batch, buffers unchanged."""
         self.load(params)
         self.model.train()
-        draws = Draws(seed) if self.is_replica else _seeded(seed, self._flat)
-        with draws, self.buffers_unchanged():
+        with self.draws(seed), self.buffers_unchanged():
             return self.gradient_here(batch, precision)
+
+    def draws(self, seed: int) -> AbstractContextManager[object]:
+        """Random draws of the model inside, as of dropout, come from the seed and do not affect those outside."""
+        return Draws(seed) if self.is_replica else _seeded(seed, self._flat)
 
     def gradients(self, params: Tensor, inputs: Tensor, targets: Tensor, precision: str = "float32") -> Tensor:
         """The gradients of k batches [k, n, ...] at once -> [k, d]; they may differ from `gradient` in the last bits.
@@ -150,16 +154,21 @@ class Problem:
         return gradients
 
     def at(
-        self, params: Tensor, lr: float | Tensor, batch: Batch | NestedBatch, own_statistics: bool | None = None
+        self,
+        params: Tensor,
+        lr: float | Tensor,
+        batch: Batch | NestedBatch,
+        own_statistics: bool | None = None,
+        seed: int = 0,
     ) -> LossOracle:
         """The loss on these samples at these parameters [d]: its gradient, and the descent of candidates.
 
-        `lr` is one learning rate, or one for each parameter [d].
+        `lr` is one learning rate, or one for each parameter [d]; `seed` is that of the dropout in `half_gradients`.
         """
         params = params.detach()
         if params.untyped_storage().data_ptr() == self._flat.untyped_storage().data_ptr():
             params = params.clone()  # `flat` is about to be written to
-        return LossOracle(self, params, lr, batch, own_statistics)
+        return LossOracle(self, params, lr, batch, own_statistics, seed)
 
     def descent(
         self, params: Tensor, candidates: Tensor, lr: float, batch: Batch, own_statistics: bool | None = None

@@ -24,8 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zeno.problem.dataset import generator
 from zeno.problem.nested import NestedBatch
-from zeno.problem.oracle import OWN_STATISTICS_FROM, LossOracle, gradients_at_once
+from zeno.problem.oracle import OWN_STATISTICS_FROM, LossOracle, half_gradients
 from zeno.problem.problem import Problem
 from zeno.problem.threads import one_thread
 from zeno.records.record import Record, finite, rounded
@@ -54,6 +55,7 @@ class Core:
     samples: SampleSource
     scorer: Scorer | None = None  # scores candidates as they arrive, if the rule allows it
     check_on_one_core: bool = False  # leave the other cores to the workers
+    seed: int = 0  # of the dropout in the server's own gradient
     state: object = None  # what the rule remembers
     candidates: Tensor | None = None  # [m, d], allocated when first needed
 
@@ -272,7 +274,7 @@ class StepOracle:
     @cached_property
     def _half_gradients(self) -> Tensor:
         with self.clock("scores"):
-            return gradients_at_once([self._on(self._samples // 2, half) for half in (0, 1)])
+            return half_gradients(*(self._on(self._samples // 2, half) for half in (0, 1)))
 
     @cached_property
     def _oracle(self) -> LossOracle:
@@ -292,7 +294,8 @@ class StepOracle:
         if samples < OWN_STATISTICS_FROM:
             self.core.statistics.refresh(self.x)
         batch = self.core.samples.take(samples, self.role, self.step, half)
-        return self.core.problem.at(self.x, self.lr, batch)
+        dropout = generator(self.core.seed, f"{self.role}, dropout", half or 0, self.step)
+        return self.core.problem.at(self.x, self.lr, batch, seed=int(dropout.integers(2**63)))
 
 
 @dataclass(eq=False)

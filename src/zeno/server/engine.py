@@ -41,7 +41,7 @@ class Engine:
         self._need = max(1, cluster.size - rule.most_faulty(cluster.size))  # usable replies
         self._thread = ThreadScorer() if rule.scores_on_arrival and cluster.remote and scorer is None else None
         source = DatasetSamples(dataset, samples, seed)
-        self.core = Core(problem, rule, source, scorer or self._thread, check_on_one_core=True)
+        self.core = Core(problem, rule, source, scorer or self._thread, check_on_one_core=True, seed=seed)
         self.core.state = rule.first_state(source.secret)
         self._trials: StepOracle | None = None  # of the trials since the parameters last changed
 
