@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import zeno
 from zeno.rules.zeno_auto import Comparison, Memory
 from zeno.server.distributed.lengths import KNOWN, Lengths
+from zeno.server.distributed.own_gradient import OwnGradient
 from zeno.server.distributed.weights import Agreement, weigh
 
 K, M = 200, 4
@@ -92,3 +94,13 @@ def test_a_bucket_is_unusual_if_it_is_not_finite_or_far_too_long(length: float) 
     assert all(lengths.is_usual(1.0 + step / 10, (0, 5)) for step in range(KNOWN))
     assert not lengths.is_usual(length, (0, 5))
     assert lengths.is_usual(9.0, (0, 5))
+
+
+def test_the_own_gradient_has_dropout_and_its_judge_has_none() -> None:
+    model = nn.Sequential(nn.Dropout(1.0), nn.Linear(2, 1, bias=False))  # with dropout, no input is left
+    model[0].eval()
+    data = [(torch.arange(32.0).view(16, 2), torch.ones(16, 1))]
+    own, judge = OwnGradient(model, nn.functional.mse_loss, data, zeno.ZenoAuto(samples=4)).halves(0)
+    assert own.tolist() == [0.0, 0.0]
+    assert judge.abs().min() > 0
+    assert [module.training for module in model] == [False, True], "as it was"
