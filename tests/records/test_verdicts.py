@@ -105,10 +105,14 @@ def test_three_kinds_of_harm_do_not_hide_each_other() -> None:
     assert ledger.suspects == [0, 1, 2]
 
 
-def test_a_worker_is_allowed_what_the_workers_are_that_the_rule_uses() -> None:
-    """With very different data, a worker may help in a mixture although its own cosine is below 0."""
-    assert ledger_with_cosines(around(0.3, -0.2, -0.2, 0.3), 400, [0.3, 0.4, 0, 0.3]).suspects == []
+def test_a_worker_is_allowed_what_others_are_that_the_rule_uses() -> None:
+    """With very different data, a worker helps in a mixture though its own cosine is below 0."""
+    assert ledger_with_cosines(around(0.3, -0.2, -0.2, 0.3), 400, [0.3, 0.2, 0.2, 0.3]).suspects == []
     assert ledger_with_cosines(around(0.3, 0.1, -0.2, 0.3), 400, [0.3, 0.4, 0, 0.3]).suspects == [2]
+
+
+def test_a_harmful_worker_that_the_rule_uses_is_no_excuse_for_itself() -> None:
+    assert ledger_with_cosines(around(0.3, -0.3, 0.3, 0.3), 200, [0.25] * 4).suspects == [1]
 
 
 @pytest.mark.slow

@@ -38,15 +38,19 @@ class Cosines:
     def __init__(self, workers: int) -> None:
         self._sums, self._weights = np.zeros((2, workers))
 
-    def add(self, cosines: Values, known: Mask, used: Mask) -> tuple[float, float]:
-        """The lowest mean of a worker that is `used`, and the mean of these, at the earlier steps; then adds this step.
+    def add(self, cosines: Values, known: Mask, used: Mask) -> tuple[Values, float]:
+        """The lowest mean of another worker that is `used` [m], and the mean of all these, at the earlier steps.
 
-        0 if none is.
+        Then adds this step. 0 if there is none.
         """
-        means = self._sums[used] / np.maximum(self._weights[used], 1e-300)
+        means = self._sums / np.maximum(self._weights, 1e-300)
+        order = np.flatnonzero(used)[np.argsort(means[used], kind="stable")]
+        lowest = np.full(len(means), means[order[0]] if len(order) else 0.0)
+        if len(order):
+            lowest[order[0]] = means[order[1]] if len(order) > 1 else 0.0
         self._sums = np.where(known, LEVEL_FADE * self._sums + cosines, self._sums)
         self._weights = np.where(known, LEVEL_FADE * self._weights + 1, self._weights)
-        return (float(means.min()), float(means.mean())) if len(means) else (0.0, 0.0)
+        return lowest, float(means[used].mean()) if len(order) else 0.0
 
 
 class Places:
