@@ -12,7 +12,8 @@ without faults ever has a suspect with a probability of at most ERROR_RATE.
    a worker with very different data may help as a part of a mixture although its own cosine is below 0. So the lowest
    mean cosine of the workers that the rule uses is allowed to all others.
 3. **Worse than others.** A worker is compared with those that the rule trusts, by their scores; see `comparison`. With
-   samples of the server's own, only while the rule does not use it: with different data, a low score is no fault.
+   samples of the server's own, only while the rule uses others and not this one: with different data, a low score is
+   no fault.
 
 Workers may join. Half of the ERROR_RATE is then for those that were there at the first step, n of them, and half for
 the others: with m workers, 2 * m**2 / (n * ERROR_RATE) makes a suspect. The chances of all good workers, whatever m is
@@ -197,7 +198,9 @@ class Ledger:
         if record.kept is not None and ranked and there.sum() > 1:
             below, slack = self._places.add(_scores(record, there), sum(record.kept), self._suspect)
             slack = SLACK_OF_SIMILAR if self.similar_data else slack
-            judged = there if record.cosines is None or self.similar_data else there & ~self._used
+            judged = there
+            if record.cosines is not None and not self.similar_data:
+                judged = there & ~self._used & bool(self._used.any())
             self._worse.add(on_a_mean((below - slack) / (1 + slack)), judged)
             who, half_as_bad = self._is(WORSE), np.clip((slack + self._places.level) / 2, 0.0, 0.9)
             yield who, on_a_mean((self._line - below) / (1 - np.minimum(self._line, 0.9))), there & telling
