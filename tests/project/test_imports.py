@@ -8,8 +8,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent / "src" / "zeno"
-ORDER = ["problem", "rules", "workers", "faults", "records", "server", "report", "training", "studies", "cli"]
-ONLY_IN = {"ray": "workers/ray", "matplotlib": "report", "tensorboard": "report", "prometheus_client": "report"}
+ORDER = ["problem", "rules", "workers", "faults", "records", "server", "flower", "report", "training", "studies", "cli"]
+ONLY_IN = {
+    "ray": "workers/ray",
+    "flwr": "flower",
+    "matplotlib": "report",
+    "tensorboard": "report",
+    "prometheus_client": "report",
+}
 
 
 def imported_by(file: Path) -> set[str]:

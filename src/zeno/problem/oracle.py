@@ -12,6 +12,7 @@ from torch import Tensor
 
 from zeno.problem.dataset import Batch
 from zeno.problem.errors import text_of
+from zeno.problem.local_training import LocalTraining
 from zeno.problem.nested import NestedBatch
 from zeno.problem.threads import one_thread, side_by_side
 
@@ -158,15 +159,20 @@ class LossOracle:
         return self.batch.size
 
 
-def half_gradients(own: LossOracle, judge: LossOracle) -> Tensor:
-    """The gradients of two oracles of one problem, the first with dropout -> [2, d]; in parallel if they take long."""
+def half_gradients(own: LossOracle, judge: LossOracle, *, local: LocalTraining | None = None) -> Tensor:
+    """The gradients of two oracles of one problem, the first with dropout -> [2, d]; in parallel if they take long.
+
+    With local training, they are its displacements instead.
+    """
     original = own.problem
 
     def gradient(problem: "Problem", oracle: LossOracle) -> Tensor:
         began = time.perf_counter()
-        with oracle._training(problem) if oracle is own else oracle._scoring(problem):
+        once = oracle if local is None else replace(oracle, batch=local.parts(oracle.batch)[0])
+        with once._training(problem) if oracle is own else once._scoring(problem):
             problem.load(oracle.params)
-            found = problem.gradient_here(oracle.batch)
+            batch = oracle.batch
+            found = problem.gradient_here(batch) if local is None else local.displacement(problem, batch)
         original.gradient_seconds = time.perf_counter() - began
         return found
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from zeno.problem.dataset import generator
+from zeno.problem.local_training import LocalTraining
 from zeno.problem.nested import NestedBatch
 from zeno.problem.oracle import OWN_STATISTICS_FROM, LossOracle, half_gradients
 from zeno.problem.problem import Problem
@@ -58,6 +59,7 @@ class Core:
     seed: int = 0  # of the dropout in the server's own gradient
     state: object = None  # what the rule remembers
     candidates: Tensor | None = None  # [m, d], allocated when first needed
+    local_training: LocalTraining | None = None  # of workers that send displacements; None: they send gradients
 
     def __post_init__(self) -> None:
         self.statistics = RunningStatistics(self.problem, self.samples)
@@ -265,6 +267,9 @@ class StepOracle:
         return {addresses[at]: loss_raised(text) for at, text in raised.items() if at in addresses}
 
     def gradient(self, after: Tensor | None = None) -> Tensor:  # [d]
+        """The server's own: a displacement if those of the workers are, which have the scale of local training."""
+        if after is None and self.core.local_training is not None:
+            return self._half_gradients.mean(dim=0)
         with self.clock("scores"):
             return self._oracle.gradient(after)
 
@@ -273,8 +278,11 @@ class StepOracle:
 
     @cached_property
     def _half_gradients(self) -> Tensor:
+        local = self.core.local_training
+        batches = 1 if local is None else local.steps  # each as large as that of a gradient
+        size = max(1, self._samples // 2)
         with self.clock("scores"):
-            return half_gradients(*(self._on(self._samples // 2, half) for half in (0, 1)))
+            return half_gradients(*(self._on(size, half, batches) for half in (0, 1)), local=local)
 
     @cached_property
     def _oracle(self) -> LossOracle:
@@ -290,10 +298,10 @@ class StepOracle:
             )
         return samples
 
-    def _on(self, samples: int, half: int | None = None) -> LossOracle:
+    def _on(self, samples: int, half: int | None = None, batches: int = 1) -> LossOracle:
         if samples < OWN_STATISTICS_FROM:
             self.core.statistics.refresh(self.x)
-        batch = self.core.samples.take(samples, self.role, self.step, half)
+        batch = self.core.samples.take(batches * samples, self.role, self.step, half)
         dropout = generator(self.core.seed, f"{self.role}, dropout", half or 0, self.step)
         return self.core.problem.at(self.x, self.lr, batch, seed=int(dropout.integers(2**63)))
 

@@ -17,8 +17,11 @@ Array: TypeAlias = Tensor | np.ndarray
 Gradient: TypeAlias = Array | Sequence[Array | None] | Mapping[str, Array | None]
 """One worker's gradient: a vector [d], a tensor for each parameter in order, or these by name; frozen ones are None."""
 
-Gradients: TypeAlias = Array | Iterable[Gradient | None] | Mapping[str, Gradient | None]
-"""An entry for each worker, None where nothing was received; all of them as one tensor [m, d]; or entries by name."""
+Entry: TypeAlias = Gradient | ReplyError | None
+"""One worker's gradient; None where nothing was received, or a `zeno.ReplyError` that says why there is none."""
+
+Gradients: TypeAlias = Array | Iterable[Entry] | Mapping[str, Entry]
+"""An entry for each worker; all of them as one tensor [m, d]; or entries by name."""
 
 MAX_LETTERS = 120  # of a worker's own text, in a reason
 MAX_PARTS = 100_000  # tensors in an entry: an iterator may have no end
@@ -68,6 +71,8 @@ def flat_gradient(entry: object, parameters: Mapping[str, Tensor], like: Tensor)
     """
     if entry is None:
         return NO_REPLY
+    if isinstance(entry, ReplyError):
+        return entry
     try:
         if isinstance(entry, Tensor | np.ndarray):
             found = as_gradient(entry, like, any_float=True)
