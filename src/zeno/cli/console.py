@@ -18,8 +18,8 @@ class PlainCommand(TyperCommand):
         super().__init__(*args, **keywords)
         self.help = escape(self.help or "")
         for param in self.params:
-            if getattr(param, "help", None):
-                param.help = escape(param.help)  # type: ignore[attr-defined]
+            if said := getattr(param, "help", None):
+                vars(param)["help"] = escape(said)
 
 
 class NoteHandler(logging.Handler):

@@ -20,9 +20,11 @@ from zeno.problem.flat import plain_tensor, trainable
 from zeno.workers.checks import malformed
 from zeno.workers.reply import ReplyError
 
+STYPE = "numpy.ndarray"  # Flower's name for the bytes of a .npy file
 DTYPES = {"float16": "f2", "float32": "f4", "float64": "f8"}
 MOST_HEADER = 1024  # bytes before the numbers; NumPy writes 128 for any usual shape
 MAX_LETTERS = 120  # of a client's own text, in a reason
+MOST_AXES = 8  # of a shape, in a reason
 VERSIONS = {b"\x01\x00": 2, b"\x02\x00": 4}  # of the format: how many bytes hold the length of the header
 HEADER = re.compile(
     rb"\{'descr': '([<>])(f[248])', 'fortran_order': (True|False), 'shape': \(([\d, ]{0,200})\), \} *\n"
@@ -65,9 +67,10 @@ def _numbers(array: Array, like: Tensor, name: str) -> Tensor:
     if not isinstance(dtype, str) or not isinstance(shape, tuple) or type(data) is not bytes:
         raise UnreadableError(f"sent {type_name(data)} for {name!r}, expected an array in bytes")
     if shape != tuple(like.shape):
-        raise UnreadableError(
-            f"sent numbers of shape {str(list(shape[:8]))[:MAX_LETTERS]} for {name!r}, {_expected(like)}"
-        )
+        found = str(list(shape[:MOST_AXES]))[:MAX_LETTERS]
+        raise UnreadableError(f"sent numbers of shape {found} for {name!r}, expected {list(like.shape)}")
+    if array.stype != STYPE:
+        raise UnreadableError(f"sent {str(array.stype)[:MAX_LETTERS]!r} for {name!r}, expected {STYPE!r}")
     if dtype not in DTYPES:
         raise UnreadableError(f"sent {dtype[:MAX_LETTERS]!r} for {name!r}, expected floating point")
     size = like.numel() * int(DTYPES[dtype][1])
@@ -77,9 +80,9 @@ def _numbers(array: Array, like: Tensor, name: str) -> Tensor:
     if code != DTYPES[dtype] or len(data) != start + size:
         raise UnreadableError(f"sent another array for {name!r} than it declares")
     numbers = np.frombuffer(data, np.dtype(order + code), like.numel(), start)
-    found = plain_tensor(numbers.reshape(like.shape, order="F" if fortran else "C"))
-    assert found is not None  # it is an array of floating-point numbers
-    return found
+    tensor = plain_tensor(numbers.reshape(like.shape, order="F" if fortran else "C"))
+    assert tensor is not None  # it is an array of floating-point numbers
+    return tensor
 
 
 def _header(data: bytes, name: str, shape: tuple[int, ...]) -> tuple[int, str, str, bool]:
@@ -95,7 +98,3 @@ def _header(data: bytes, name: str, shape: tuple[int, ...]) -> tuple[int, str, s
     if sizes.replace(" ", "").removesuffix(",") != ",".join(map(str, shape)):
         raise UnreadableError(f"sent another shape for {name!r} than it declares")
     return start, order, code, fortran == "True"
-
-
-def _expected(like: Tensor) -> str:
-    return f"expected {list(like.shape)}"
