@@ -236,3 +236,11 @@ def test_the_final_metrics_are_those_of_evaluate_fn() -> None:
 
     result = start(strategy, FakeGrid(good(4)), 5, evaluate_fn=evaluate)
     assert result.evaluate_metrics_serverapp[5]["accuracy"] == accuracy(strategy.server.model)
+
+
+@pytest.mark.parametrize(("local_lr", "warned"), [(LR, False), (LR / 10, True), (LR * 10, True)])
+def test_a_server_that_trains_unlike_its_clients_is_warned_of(
+    local_lr: float, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(strategy_of(local_lr=local_lr), FakeGrid(good(4)), 2)
+    assert caplog.text.count("Set local_steps and local_lr to what clients do") == warned

@@ -28,6 +28,12 @@ def of_training(record: Record, names: list[str]) -> MetricRecord:
     return metrics
 
 
+def how_far(record: Record) -> float | None:
+    """The median length of the candidates, relative to the server's own; None if the rule has no samples."""
+    lengths = [length for length in record.lengths or [] if length is not None]
+    return median(lengths) if lengths else None
+
+
 def of_evaluation(contents: Iterable[RecordDict]) -> MetricRecord | None:
     """The median over the clients of each number that more than half of them sent; None if there is none.
 

@@ -33,6 +33,7 @@ from zeno.flower.sampling import sample
 from zeno.problem.local_training import LocalTraining
 from zeno.problem.losses import Loss
 from zeno.records.ledger import Row
+from zeno.records.record import Record
 from zeno.rules.rule import Rule, TooFewUsable
 from zeno.server.recorder import Watcher
 from zeno.server.server import Server
@@ -40,6 +41,11 @@ from zeno.workers.reply import ReplyError
 
 ROUND = "server-round"  # where clients of Flower find the number of the round
 FAILURE_RATE = 0.1  # of healthy nodes: phones and hospitals are offline more often than machines of one cluster
+UNLIKE = 4.0  # times as far, or a quarter: from there on, clients and server train differently
+HOW_FAR = (
+    "Most clients should move about as far as the server, which has %s. Found them moving %.3g times as far. "
+    "Set local_steps and local_lr to what clients do: good clients may have no weight, and become suspects."
+)
 
 
 class ZenoStrategy(Strategy):
@@ -103,6 +109,7 @@ class ZenoStrategy(Strategy):
         self._arrays: ArrayRecord | None = None  # those of the model as it is now
         self._training = Round()
         self._evaluation = Round()
+        self._warned = False  # of clients that train unlike the server
 
     def summary(self) -> None:
         log(INFO, "\t├── Rule: %s", self.server.rule)
@@ -141,6 +148,7 @@ class ZenoStrategy(Strategy):
         assert server.record is not None  # that of this round
         for worker, error in server.record.errors.items():
             log(INFO, "Round %d: node %s %s.", server_round, server.names[worker], error)
+        self._compare_lengths(server.record)
         found = metrics.of_training(server.record, server.names)
         return (None if server.record.skipped else self._arrays), found
 
@@ -172,6 +180,13 @@ class ZenoStrategy(Strategy):
         """Runs the rounds; then closes the folder and the watchers."""
         with self.server:
             return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+
+    def _compare_lengths(self, record: Record) -> None:
+        """Warns, once, if most clients move much further than the server, or much less."""
+        far = metrics.how_far(record)
+        if not self._warned and far is not None and not 1 / UNLIKE < far < UNLIKE:
+            self._warned = True
+            log(WARNING, HOW_FAR, self.server.core.local_training, far)
 
     def _load(self, arrays: ArrayRecord) -> None:
         """Loads arrays of the caller into the model, unless they came from it."""
