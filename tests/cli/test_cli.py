@@ -107,7 +107,7 @@ def test_every_setting_of_a_run_has_a_flag(monkeypatch: pytest.MonkeyPatch, caps
 MISTAKES = [
     (["trian"], "No such command 'trian'"),
     (["train", "--steps", "abc"], "Invalid value for '--steps'"),
-    (["train", "--falty", "3"], "No such option: --falty"),
+    (["train", "--falty", "3"], "No such option"),
     (["suspects"], "Missing argument"),
     (["train", "--schedule", "linear"], "Did you mean linearlr? There are: lambdalr"),  # no private name of torch's
     (["train", "--rule", "zen"], "Unknown rule 'zen'"),
