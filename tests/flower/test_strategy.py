@@ -87,7 +87,7 @@ def test_most_clients_have_flipped_labels_and_the_model_learns() -> None:
         assert sum(weights.get(node, 0.0) for node in bad) < 0.2
 
 
-def test_nodes_in_quarantine_are_not_asked_and_come_back() -> None:
+def test_nodes_in_quarantine_are_not_asked() -> None:
     strategy = strategy_of()
     grid = FakeGrid({**good(4), 7: moved(float("nan"))})
     start(strategy, grid, 12)
