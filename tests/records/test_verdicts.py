@@ -166,7 +166,7 @@ def test_a_low_score_is_a_fault_only_if_the_rule_uses_others(weight: float, othe
         scores, weights = rng.normal(size=8), [others] * 8
         scores[3], weights[3] = -9.0, weight
         kept = [one > 0 for one in weights]
-        cosines = np.clip(rng.normal(0.3, 0.1, 8), -1, 1).tolist()
+        cosines = np.clip(rng.normal(0.05, 0.1, 8), -1, 1).tolist()
         ledger.add(Record(step, 0.1, kept, scores.tolist(), weights=weights, cosines=cosines))
     assert ledger.suspects == suspects
 

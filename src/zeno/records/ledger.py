@@ -12,8 +12,8 @@ without faults ever has a suspect with a probability of at most ERROR_RATE.
    a worker with very different data may help as a part of a mixture although its own cosine is below 0. So the lowest
    mean cosine of the workers that the rule uses is allowed to all others.
 3. **Worse than others.** A worker is compared with those that the rule trusts, by their scores; see `comparison`. With
-   samples of the server's own, only while the rule uses others and not this one: with different data, a low score is
-   no fault.
+   samples of the server's own, only while the rule uses others; and a worker that it uses only while these have
+   cosines that are clearly above 0: with different data, a low score is no fault.
 
 Workers may join. Half of the ERROR_RATE is then for those that were there at the first step, n of them, and half for
 the others: with m workers, 2 * m**2 / (n * ERROR_RATE) makes a suspect. The chances of all good workers, whatever m is
@@ -46,7 +46,7 @@ MENDED = np.array([[0.0], [0.5], [0.9]])  # of half the rate at which a suspect 
 LONGEST = 30.0  # times the length of the server's own gradient; a longer candidate is too large
 FAILS, HARMS, WORSE = "failing", "harmful", "worse than others"
 REASONS = ("", FAILS, TOO_LARGE, HARMS, WORSE)  # of a verdict
-TELLING = 0.1  # the mean cosine of the workers in use, from which on scores can tell a mended worker
+TELLING = 0.1  # the mean cosine of the workers in use, from which on scores can tell who is worse, or mended
 NEAR = 0.05  # by which the mean cosine of a good worker may be below that of all others
 USED = 0.5  # of an equal weight: what is below may shorten a mixture, and be wrong
 ENOUGH, HARDLY = 5, 0.1  # updates that a worker should be in by its share, and the part of them that is hardly any
@@ -182,7 +182,7 @@ class Ledger:
 
     def _compare(self, record: Record, there: Mask) -> Iterator[tuple[Mask, Values, Mask]]:
         """Bets on harm; yields who may be mended by the same measure, the factors for that, and who has it."""
-        telling = True
+        telling, lowest = True, np.zeros(self.workers)
         if record.cosines is not None:
             cosines = _values(record.cosines)
             known = there & ~np.isnan(cosines)
@@ -200,7 +200,7 @@ class Ledger:
             slack = SLACK_OF_SIMILAR if self.similar_data else slack
             judged = there
             if record.cosines is not None and not self.similar_data:
-                judged = there & ~self._used & bool(self._used.any())
+                judged = there & (~self._used | (lowest >= TELLING)) & bool(self._used.any())
             self._worse.add(on_a_mean((below - slack) / (1 + slack)), judged)
             who, half_as_bad = self._is(WORSE), np.clip((slack + self._places.level) / 2, 0.0, 0.9)
             yield who, on_a_mean((self._line - below) / (1 - np.minimum(self._line, 0.9))), there & telling
