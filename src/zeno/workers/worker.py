@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from zeno.problem.dataset import Batch, Dataset, draw, generator
+from zeno.problem.local_training import summed
 from zeno.problem.problem import Problem
 
 
@@ -38,14 +39,11 @@ class Worker:
         self.problem.load_buffers(buffers)
         dropout = generator(self.seed, "dropout", self.index, step)
 
-        def gradient(at: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-            return self.problem.gradient(at, Batch(inputs, targets), int(dropout.integers(2**63)), self.precision)
+        def gradient(at: Tensor, part: Batch) -> Tensor:
+            return self.problem.gradient(at, part, int(dropout.integers(2**63)), self.precision)
 
-        first, *others = zip(*(part.tensor_split(self.local_steps) for part in batch), strict=True)
-        total = gradient(params, *first)
-        for part in others:
-            total += gradient(params - self.lrs[step] * total, *part)
-        return total
+        parts = [Batch(*part) for part in zip(*(of.tensor_split(self.local_steps) for of in batch), strict=True)]
+        return summed(gradient, params, parts, self.lrs[step] if self.local_steps > 1 else 0.0)
 
     def gradient(self, params: Tensor, buffers: Mapping[str, Tensor], step: int) -> Tensor:  # [d]
         return self.gradient_of(self.batch(step), params, buffers, step)
