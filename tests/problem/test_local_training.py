@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 import zeno
 from zeno.problem.local_training import LocalTraining
-from zeno.server.core import Core, StepOracle
+from zeno.server.core import Core
 from zeno.server.samples import DatasetSamples, LoaderSamples
+from zeno.server.step_oracle import StepOracle
 
 INPUTS = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
 TARGETS = INPUTS @ torch.tensor([[1.0], [2.0], [-1.0]])

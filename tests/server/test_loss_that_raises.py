@@ -1,6 +1,7 @@
 """A candidate after which the model or the loss raises is unusable; an exception at the parameters is the user's."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -67,24 +68,61 @@ def test_the_candidate_is_dropped_with_the_reason_on_the_record(form: str) -> No
     torch.testing.assert_close(model.weight.detach()[0], 0.1 * mean * TRUE)
 
 
-MIXED = zeno.chain(zeno.Bucketing(size=1), ZENO)  # rows in another order than the workers
+@dataclass(frozen=True)
+class Best(zeno.Rule):
+    """A rule that calls the oracle itself."""
+
+    batch_size: int = 32
+
+    @property
+    def samples(self) -> int:
+        return self.batch_size
+
+    def __call__(self, candidates: Tensor, oracle: zeno.Oracle | None = None, state: object = None) -> zeno.Aggregate:
+        assert oracle is not None
+        best = oracle.descents(candidates).nan_to_num(-torch.inf).argmax()
+        return zeno.Aggregate(candidates[best], F.one_hot(best, len(candidates)).double())
 
 
-@pytest.mark.parametrize(("rule", "named"), [(zeno.BANT(), [BAD]), (zeno.FedGreed(), [BAD]), (MIXED, [])], ids=repr)
-def test_other_rules_that_try_candidates_go_on_without_it(rule: zeno.Rule, named: list[int]) -> None:
+SHUFFLED = zeno.chain(zeno.Bucketing(size=1), ZENO)  # rows in another order than the workers
+CLIPPED = zeno.chain(zeno.Clip(1e20), ZENO)
+
+
+@pytest.mark.parametrize("rule", [zeno.BANT(), zeno.FedGreed(), Best(), SHUFFLED, CLIPPED], ids=repr)
+def test_other_rules_that_try_candidates_go_on_without_it(rule: zeno.Rule) -> None:
     model, server = make(rule)
     aggregate = server.step(sent(BAD))
     assert not aggregate.kept[BAD]
     assert float((model.weight.detach() - 0.1 * TRUE).abs().max()) < 0.02
     assert server.record is not None
-    assert list(server.record.errors) == named, "what a mixture does is no worker's error"
+    assert server.record.errors == {BAD: zeno.ReplyError(zeno.ErrorKind.LOSS_RAISED, REASON)}
+    assert server.record.note is None
 
 
-def test_mixtures_after_which_the_loss_raises_are_not_used() -> None:
-    model, server = make(zeno.AutoBANT())
-    aggregate = server.step(sent(BAD))
+NOTE = "A mixture of candidates was not used: the loss after it raises ValueError: outputs beyond 1e6"
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [zeno.AutoBANT(), zeno.chain(zeno.Bucketing(size=2), zeno.BANT()), zeno.chain(zeno.Bucketing(size=2), Best())],
+    ids=repr,
+)
+def test_mixtures_after_which_the_loss_raises_are_not_used_and_are_nobodys_error(rule: zeno.Rule) -> None:
+    model, server = make(rule)
+    aggregate = server.step([*sent(BAD), DOWN])  # an even number: no bucket has one worker only
     assert not aggregate.kept[BAD]
     assert float((model.weight.detach() - 0.1 * TRUE).abs().max()) < 0.02
+    assert server.record is not None
+    assert server.record.errors == {}
+    assert server.record.note == NOTE
+
+
+def test_a_step_skipped_because_of_mixtures_says_so() -> None:
+    _, server = make(zeno.chain(zeno.Bucketing(size=4), zeno.Zeno(trim=0, batch_size=32)))
+    with pytest.raises(zeno.TooFewUsable, match=f"usable candidates. Found . of 7. {NOTE}"):
+        server.step(sent(BAD))
+    assert server.record is not None
+    assert server.record.note == NOTE
 
 
 def test_more_of_them_than_the_rule_tolerates_skip_the_step_with_the_reasons() -> None:

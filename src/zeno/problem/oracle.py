@@ -84,14 +84,16 @@ class LossOracle:
 
         Not finite if the loss after such a step is not, or raises. An exception at x itself is raised.
         """
-        if after is None:
-            return self._gradient
+        return self._gradient if after is None else self.gradient_after(after)[0]
+
+    def gradient_after(self, u: Tensor) -> tuple[Tensor, str | None]:
+        """The gradient at x - lr * u -> [d], and what the loss raised there; NaN if it raised."""
         with one_thread(), self._scoring(self.problem):
-            self._step(self.problem, after.detach())
+            self._step(self.problem, u.detach())
             try:
-                return self.problem.gradient_here(self.batch)
-            except Exception:
-                return torch.full_like(self.params, torch.nan)
+                return self.problem.gradient_here(self.batch), None
+            except Exception as error:
+                return torch.full_like(self.params, torch.nan), text_of(error)
             finally:
                 self.problem.load(self.params)
 

@@ -29,7 +29,7 @@ class Record:
     errors: dict[int, ReplyError] = field(default_factory=dict)  # worker -> what was wrong with its reply
     late: list[int] = field(default_factory=list)  # workers whose reply to an earlier step arrived now; discarded
     skipped: str | None = None  # why the step made no update
-    note: str | None = None  # what the rule could not do as documented
+    note: str | None = None  # what the rule could not do as documented, or could not try
     faulty: list[int] | None = None  # workers with an injected fault; None when unknown
     train_loss: float | None = None  # after this step, if evaluated; None when not finite
     accuracy: float | None = None  # on the test set, after this step; None when not measured

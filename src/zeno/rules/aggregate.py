@@ -34,6 +34,21 @@ class Oracle(Protocol):
         """
 
 
+@runtime_checkable
+class RecordingOracle(Oracle, Protocol):
+    """An oracle that keeps for whose candidate the loss raised an exception, as that of a `zeno.Server` does."""
+
+    def descents_of(self, candidates: Tensor | Sequence[Tensor], senders: Sequence[int | None]) -> Tensor:
+        """The descents -> [n]; each candidate is a multiple of what one worker sent, or, if None, a mixture."""
+
+
+def descents_of(oracle: Oracle, candidates: Tensor, senders: Sequence[int | None]) -> Tensor:
+    """The descents -> [n], from any oracle."""
+    if isinstance(oracle, RecordingOracle):
+        return oracle.descents_of(candidates, senders)
+    return oracle.descents(candidates)
+
+
 class Aggregate(NamedTuple):
     """What a rule returns."""
 

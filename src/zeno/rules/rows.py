@@ -15,14 +15,13 @@ import time
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import compress
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from zeno.rules.aggregate import Aggregate, Oracle, TooFewUsable
+from zeno.rules.aggregate import Aggregate, Oracle, TooFewUsable, descents_of
 from zeno.rules.linalg import kernels, passes
-from zeno.rules.linalg.geometry import CANCELLED, Geometry, lengths
+from zeno.rules.linalg.geometry import CANCELLED, Formed, Geometry, lengths
 from zeno.rules.linalg.sorting_network import Columns, evaluate
 from zeno.rules.parameters import Part
 
@@ -41,7 +40,7 @@ class Rows:
         chosen: list[int] | None = None,  # which candidates; None: all that are usable
         mix: Tensor | None = None,  # [n, m + 1], each row sums to 1 with the origin, the last; None: candidates as is
         owners: Tensor | None = None,  # [n, m] bool
-        formed: "Formed | None" = None,  # what the geometry was formed from; None: it has the candidates as received
+        formed: Formed | None = None,  # what the geometry was formed from; None: it has the candidates as received
     ) -> None:
         self.geometry, self.part = geometry, part
         self.received = geometry if formed is None else formed.received
@@ -216,12 +215,19 @@ class Rows:
     def descents(self, oracle: Oracle | None) -> Tensor:
         """By how much each row lowers the loss on the server's samples -> [n] in float64."""
         rows = self.tensor() if self.mixed else self.geometry.candidates
-        found = self.require_oracle(oracle).descents(rows)
+        found = descents_of(self.require_oracle(oracle), rows, self._senders())
         if not isinstance(found, Tensor) or found.shape != rows.shape[:1]:
             shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ValueError(f"A rule needs one descent for each of the {len(rows)} candidates. Found shape {shape}.")
         found = found.detach().to(torch.float64)
         return found if self.mixed else found[self.chosen]
+
+    def _senders(self) -> list[int | None]:
+        """The worker that sent each candidate, or what a row is a multiple of; None for a mixture of several."""
+        if not self.mixed:
+            return list(range(self.m))
+        parts = self._of_workers(self.mix[:, :-1]) != 0
+        return [part.index(True) if sum(part) == 1 else None for part in parts.tolist()]
 
     def slopes(self, gradient: Tensor, oracle: Oracle) -> Tensor:
         """lr * <gradient, row>, the descent to first order -> [n] in float64."""
@@ -340,10 +346,3 @@ class Rows:
         """Values [m] of the workers -> [n], the mean of the workers that each row stands for."""
         owners = self.owners.double()
         return owners @ values / owners.sum(dim=1)
-
-
-class Formed(NamedTuple):
-    """What rows were formed from."""
-
-    received: Geometry
-    shares: Tensor  # [n, m]: the weights of the candidates in each row

@@ -15,19 +15,17 @@ Shapes: m workers, d parameters, n samples.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from zeno.problem.dataset import generator
 from zeno.problem.local_training import LocalTraining
 from zeno.problem.nested import NestedBatch
-from zeno.problem.oracle import OWN_STATISTICS_FROM, LossOracle, half_gradients
 from zeno.problem.problem import Problem
 from zeno.problem.threads import one_thread
 from zeno.records.record import Record, finite, rounded
@@ -40,8 +38,9 @@ from zeno.server.clock import Clock
 from zeno.server.members import Members
 from zeno.server.samples import SampleSource
 from zeno.server.scorers import Scorer
+from zeno.server.step_oracle import StepOracle
 from zeno.server.update_check import check_update
-from zeno.workers.checks import NOT_FINITE, gradient_of, loss_raised
+from zeno.workers.checks import NOT_FINITE, gradient_of
 from zeno.workers.reply import NO_REPLY, Reply, ReplyError
 
 STATISTICS_SAMPLES = 256  # that running statistics are computed from
@@ -106,6 +105,12 @@ class Step:
         """Why the step made no update."""
         return None if self.failure is None else str(self.failure)
 
+    @property
+    def note(self) -> str | None:
+        """What the rule could not do as documented, and which mixtures it could not try."""
+        notes = (None if self.aggregate is None else self.aggregate.note, self._oracle.note)
+        return "; ".join(note for note in notes if note is not None) or None
+
     def receive(self, replies: Iterable[Reply], expected: Collection[int]) -> None:
         """Checks each reply and keeps its gradient; expected workers without a usable one are in `errors`."""
         self.errors.update(dict.fromkeys(sorted(expected), NO_REPLY))
@@ -135,7 +140,7 @@ class Step:
             self._largest[reply.worker] = largest
             if self._best is not None:
                 self._best.add(reply.worker, row)
-                return self._oracle.take_errors([row]).get(0)
+                return self._oracle.take_errors().get(0)  # it was the only candidate
         self._oracle.arrived(reply.worker, self._rows)
         return None
 
@@ -154,6 +159,7 @@ class Step:
                     self.aggregate = self._best.result()
                 else:
                     rule, candidates = self.core.rule, self._candidates()
+                    self._oracle.received = candidates
                     state = self.core.state
                     state = state if self.members is None else self.members.state_of(rule, state)
                     self.aggregate = checked(rule(candidates, self._oracle, state), rule, *candidates.shape)
@@ -161,7 +167,7 @@ class Step:
             except TooFewUsable as failure:
                 self.aggregate, self.failure = None, failure
         if self._best is None:
-            self.errors |= self._oracle.take_errors(self._rows)
+            self.errors |= self._oracle.take_errors()
             if self.aggregate is not None and self.aggregate.likeness is None and self.core.rule.samples:
                 self.aggregate = self.aggregate._replace(likeness=self._likeness())
         if self.members is not None:
@@ -207,7 +213,6 @@ class Step:
                 "scores": None if scores is None else finite(scores.tolist()),
                 "weights": rounded(self.aggregate.weights.tolist()),
                 "own": rounded([self.aggregate.own])[0],
-                "note": self.aggregate.note,
             }
             if self.aggregate.likeness is not None:
                 found["cosines"], found["lengths"] = map(rounded, self.aggregate.likeness.tolist())
@@ -218,6 +223,7 @@ class Step:
             errors=self.errors,
             late=self.late,
             skipped=self.skipped,
+            note=self.note,
             seconds=self.seconds,
             **found,
             **more,
@@ -227,83 +233,6 @@ class Step:
 def most_resting(rule: Rule, workers: int) -> int:
     """How many workers may be in quarantine at once: as many as the rule tolerates, or a minority."""
     return (workers - 1) // 2 if rule.tolerates is None else rule.tolerates
-
-
-@dataclass(eq=False)
-class StepOracle:
-    """The oracle of one step. Samples are drawn when the rule first asks: no worker can fit a gradient to them."""
-
-    core: Core
-    role: str  # what the samples are drawn for
-    step: int
-    x: Tensor  # [d]
-    lr: float | Tensor
-    clock: Clock = field(default_factory=Clock)
-    scorer: Scorer | None = None  # scores candidates as they arrive
-    _raised: dict[int, str] = field(default_factory=dict)  # what the loss raised, by address of the candidate tried
-    _scoring: bool = False  # whether one has arrived
-
-    def arrived(self, worker: int, candidates: Tensor) -> None:
-        """The candidate of this worker is in its row of the candidates [m, d] and may be scored."""
-        if self.scorer is not None:
-            if not self._scoring:
-                self.scorer.begin(self._oracle, len(candidates))
-                self._scoring = True
-            self.scorer.add(worker, candidates[worker])
-
-    def descents(self, candidates: Tensor | Sequence[Tensor]) -> Tensor:  # [m]
-        with self.clock("scores"):
-            if self.scorer is not None and self._scoring:
-                found, raised = self.scorer.descents()
-            else:
-                found, raised = self._oracle.trials(candidates)
-        self._raised |= {candidates[row].data_ptr(): text for row, text in raised.items()}
-        return found.to(self.x.device)
-
-    def take_errors(self, candidates: Tensor | Sequence[Tensor]) -> dict[int, ReplyError]:
-        """Which of these candidates made the loss raise when they were tried; what a mixture did is nobody's error."""
-        addresses = {candidate.data_ptr(): row for row, candidate in enumerate(candidates)} if self._raised else {}
-        raised, self._raised = self._raised, {}
-        return {addresses[at]: loss_raised(text) for at, text in raised.items() if at in addresses}
-
-    def gradient(self, after: Tensor | None = None) -> Tensor:  # [d]
-        """The server's own: a displacement if those of the workers are, which have the scale of local training."""
-        if after is None and self.core.local_training is not None:
-            return self._half_gradients.mean(dim=0)
-        with self.clock("scores"):
-            return self._oracle.gradient(after)
-
-    def half_gradients(self) -> Tensor:  # [2, d]
-        return self._half_gradients
-
-    @cached_property
-    def _half_gradients(self) -> Tensor:
-        local = self.core.local_training
-        batches = 1 if local is None else local.steps  # each as large as that of a gradient
-        size = max(1, self._samples // 2)
-        with self.clock("scores"):
-            return half_gradients(*(self._on(size, half, batches) for half in (0, 1)), local=local)
-
-    @cached_property
-    def _oracle(self) -> LossOracle:
-        return self._on(self._samples)
-
-    @property
-    def _samples(self) -> int:
-        samples = self.core.rule.samples
-        if samples < 1:
-            raise ValueError(
-                f"A rule that asks its oracle needs samples of the server. Found samples={samples} in "
-                f"{self.core.rule}. Set the attribute `samples` of the rule."
-            )
-        return samples
-
-    def _on(self, samples: int, half: int | None = None, batches: int = 1) -> LossOracle:
-        if samples < OWN_STATISTICS_FROM:
-            self.core.statistics.refresh(self.x)
-        batch = self.core.samples.take(batches * samples, self.role, self.step, half)
-        dropout = generator(self.core.seed, f"{self.role}, dropout", half or 0, self.step)
-        return self.core.problem.at(self.x, self.lr, batch, seed=int(dropout.integers(2**63)))
 
 
 @dataclass(eq=False)

@@ -11,9 +11,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from zeno.problem.dataset import Dataset
 from zeno.problem.problem import Problem
 from zeno.rules.rule import Rule, TooFewUsable
-from zeno.server.core import Core, Step, StepOracle
+from zeno.server.core import Core, Step
 from zeno.server.samples import DatasetSamples
 from zeno.server.scorers import Scorer, ThreadScorer
+from zeno.server.step_oracle import StepOracle
 from zeno.workers.cluster import NOBODY, Cluster
 
 

@@ -129,7 +129,7 @@ class Server:
                 self.core.statistics.draw(self.steps + 1)  # whatever can fail does so before the step
         if aggregate is None:
             assert step.failure is not None
-            step.failure.args = (f"{step.failure}{_reasons(step.errors, there)}",)
+            step.failure.args = (f"{step.failure}{_reasons(step, there)}",)
             with self._written(step):
                 pass  # the model does not change
             raise step.failure
@@ -301,9 +301,9 @@ class Server:
                 call(self._on_suspect, self.ledger.rows[worker])
 
 
-def _reasons(errors: Mapping[int, ReplyError], there: Members | None) -> str:
-    """What was wrong with the replies of the first few workers."""
-    names = {worker: worker if there is None else there.names[worker] for worker in sorted(errors)}
-    named = [f" Worker {name} {errors[worker].text}." for worker, name in names.items()]
+def _reasons(step: Step, there: Members | None) -> str:
+    """What was wrong with the replies of the first few workers, and with mixtures of them."""
+    names = {worker: worker if there is None else there.names[worker] for worker in sorted(step.errors)}
+    named = [f" Worker {name} {step.errors[worker].text}." for worker, name in names.items()]
     more = f" And {len(named) - MAX_REASONS} more." if len(named) > MAX_REASONS else ""
-    return "".join(named[:MAX_REASONS]) + more
+    return "".join(named[:MAX_REASONS]) + more + ("" if step.note is None else f" {step.note}.")

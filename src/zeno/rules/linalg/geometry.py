@@ -5,6 +5,7 @@ Shapes: m workers, d parameters.
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -146,3 +147,10 @@ def squared_distances(products: Tensor) -> Tensor:
 def lengths(mix: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
     """The squared length of each mixture by [n, k] weights, and the sum of the lengths of its parts: [n] each."""
     return ((mix @ products) * mix).sum(dim=1), mix.abs() @ products.diagonal().clamp(min=0).sqrt()
+
+
+class Formed(NamedTuple):
+    """What rows were formed from."""
+
+    received: Geometry
+    shares: Tensor  # [n, m]: the weights of the candidates in each row
