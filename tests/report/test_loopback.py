@@ -76,6 +76,28 @@ def test_a_silent_connection_is_closed(serving: Serving, tmp_path: Path, monkeyp
         assert time.monotonic() - start < 15
 
 
+def send_slowly(connection: socket.socket, raw: bytes) -> None:
+    """Byte by byte, never silent for half a second."""
+    for byte in raw:
+        connection.sendall(bytes([byte]))
+        time.sleep(0.05)
+
+
+@SERVERS
+def test_a_client_that_sends_a_byte_at_a_time_is_cut_off(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loopback._Handler, "timeout", 0.5)
+    with (
+        serving(tmp_path) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=20) as connection,
+    ):
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
+        with pytest.raises(ConnectionError):
+            send_slowly(connection, 200 * b"y")
+        assert ask(port, "GET / HTTP/1.1", "Host: localhost").startswith("HTTP/1.0 200 ")
+
+
 @SERVERS
 def test_a_reader_that_goes_away_prints_nothing(
     serving: Serving, tmp_path: Path, capsys: pytest.CaptureFixture[str]

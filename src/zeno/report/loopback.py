@@ -1,12 +1,15 @@
 """HTTP on loopback, for the live view and for metrics.
 
 Only requests to this machine by its own name are answered: a web site whose name was made to point here cannot read a
-run. A connection that is silent for some seconds is closed.
+run. A request that has not arrived after some seconds is given up, also if its client sends a byte now and then.
 """
 
+import io
 import re
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -57,11 +60,37 @@ class LoopbackServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+class _Arriving(io.RawIOBase):
+    """What a client sends, until `seconds` from now: the timeout of a socket begins anew with every byte."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection, self._seconds = connection, seconds
+        self._until = time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request took too long to arrive")
+        self._connection.settimeout(left)
+        try:
+            return self._connection.recv_into(buffer)
+        finally:
+            self._connection.settimeout(self._seconds)  # of the answer, as a whole
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: LoopbackServer
     server_version = "zeno"
     sys_version = ""
-    timeout = 10  # seconds that a connection may be silent
+    timeout = 10  # seconds that a request may take to arrive, and its answer to be sent
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Arriving(self.connection, self.timeout))
 
     def do_GET(self) -> None:
         host = re.sub(r":\d+$", "", self.headers.get("Host", ""))  # any port: ssh may forward it
