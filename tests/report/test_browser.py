@@ -434,10 +434,25 @@ def test_charts_fit_the_printed_page(window: Open, report: str) -> None:
         assert shown.page.evaluate(wide) > 1000
 
 
+def test_notes_of_the_rule_are_listed_with_their_steps(window: Open, report: str) -> None:
+    records = [replace(record, note="gave up" if 3 <= record.step < 6 else None) for record in made()]
+    with window(build([run_of(records)])) as shown:
+        assert shown.text("#noted") == "gave up (3 steps: 3 to 5)"
+    with window(report) as shown:
+        assert not shown.page.locator("#noted-part").is_visible()
+
+
 def test_hostile_text_is_shown_as_text(window: Open) -> None:
     records = made()
     errors = {1: ReplyError(ErrorKind.OTHER, HOSTILE)}
-    values = {**vars(records[3]), "errors": errors, "skipped": HOSTILE, "kept": None, "seconds": {HOSTILE: 1.0}}
+    values = {
+        **vars(records[3]),
+        "errors": errors,
+        "skipped": HOSTILE,
+        "kept": None,
+        "seconds": {HOSTILE: 1.0},
+        "note": HOSTILE,
+    }
     records[3] = Record(**values)
     html = build([run_of(records, HOSTILE, **{HOSTILE: HOSTILE, "rule": HOSTILE}), run_of(made(), "other" + HOSTILE)])
     with window(html) as shown:
@@ -445,7 +460,7 @@ def test_hostile_text_is_shown_as_text(window: Open) -> None:
         shown.page.mouse.move(*shown.cell(1, 3))
         shown.page.evaluate("pick(1)")
         hostile = "</script><img src=x onerror=alert(1)>"
-        for place in ("#run-title", "#settings", "#compare-table", "#compare-legend", "#skipped", "#phases"):
+        for place in ("#run-title", "#settings", "#compare-table", "#compare-legend", "#skipped", "#noted", "#phases"):
             assert hostile in shown.page.locator(place).text_content()
         assert hostile in shown.text("#readout")
         assert hostile in shown.text("#worker-errors")

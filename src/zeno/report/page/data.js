@@ -55,14 +55,15 @@ class Run {
     this.alive = Object.create(null);
     this.errors = { step: [], worker: [], text: [] };
     this.skipped = { step: [], text: [] };
+    this.noted = { step: [], text: [] };
     this.texts = [];
   }
 
   // Adds a chunk: its columns replace existing ones from its first step on.
   async take(chunk) {
-    const { rank, state, score, weight, ranked, largest, lr, own, accuracy, loss, seconds, alive, errors, skipped } = chunk;
+    const { rank, state, score, weight, ranked, largest, lr, own, accuracy, loss, seconds, alive, errors, skipped, noted } = chunk;
     const cells = { rank, state, score, weight, ...(chunk.share && { share: chunk.share }) };
-    const found = await unpackAll({ cells, lines: { ranked, largest, lr, own, accuracy, loss }, seconds, alive, errors, skipped });
+    const found = await unpackAll({ cells, lines: { ranked, largest, lr, own, accuracy, loss }, seconds, alive, errors, skipped, noted });
     const { name, settings, planned, notes, workers, bin, steps, num_lines: numLines, summary, peaks, ledger, generation = 0 } = chunk;
     Object.assign(this, { name, settings, planned, notes, workers, bin, steps, numLines, summary, peaks, ledger, generation });
     const start = chunk.from / bin;
@@ -89,7 +90,7 @@ class Run {
   putTexts(found, texts, from) {
     const base = this.texts.length;
     this.texts = this.texts.concat(texts);
-    for (const part of ["errors", "skipped"]) {
+    for (const part of ["errors", "skipped", "noted"]) {
       const old = this[part];
       const keep = old.step.findIndex((step) => step >= from);
       const length = keep < 0 ? old.step.length : keep;

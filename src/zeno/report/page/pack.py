@@ -64,6 +64,7 @@ def pack(records: Sequence[Record], workers: int, bin_size: int, start: int = 0)
     texts = _Texts()
     errors = [(r.step, i, texts.index(e.text, e.kind.value)) for r in records for i, e in r.errors.items()]
     skipped = [(r.step, texts.index(r.skipped, "skipped")) for r in records if r.skipped is not None]
+    noted = [(r.step, texts.index(r.note, "note")) for r in records if r.note is not None]
     found: Json = {
         "from": start,
         "bin": bin_size,
@@ -71,6 +72,7 @@ def pack(records: Sequence[Record], workers: int, bin_size: int, start: int = 0)
         **_columns(records, bin_size),
         "errors": _packed_table(errors, ("step", "worker", "text")),
         "skipped": _packed_table(skipped, ("step", "text")),
+        "noted": _packed_table(noted, ("step", "text")),
         "texts": list(texts),
     }
     ranked = (rank > 0).sum(1)

@@ -44,8 +44,10 @@ function showWords(run) {
   byId("map-words").textContent = mapWords(run);
   byId("ledger-words").textContent = ledgerWords(run);
   showLossWords(run);
-  show("skipped-part", run.skipped.step.length > 0);
-  byId("skipped").replaceChildren(...textItems(grouped(run.skipped.step, run.skipped.text, run.texts)));
+  for (const part of ["skipped", "noted"]) {
+    show(`${part}-part`, run[part].step.length > 0);
+    byId(part).replaceChildren(...textItems(grouped(run[part].step, run[part].text, run.texts)));
+  }
   byId("settings").replaceChildren(make("tbody", {}, ...Object.entries(run.settings).map(([name, value]) =>
     make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value)))));
   show("settings-part", Object.keys(run.settings).length > 0);
