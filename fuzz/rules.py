@@ -39,33 +39,45 @@ class QuadraticOracle:
 
 def rules(rng: np.random.Generator) -> None:
     m, d = int(rng.integers(1, 24)), int(rng.choice([1, 2, 7, 100, 400]))
-    q = int(rng.integers(0, m))
     dtype = DTYPES[rng.choice(len(DTYPES), p=[0.6, 0.2, 0.1, 0.1])]
-    name, text = _rule(rng)
-    rule = most_tolerant(text, {"trim": q}, m)
-    try:
-        try_rule(rule, m)
-    except ValueError:  # it needs more workers
+    text = _rule(rng)
+    found = rule_and_tolerated(text, m, int(rng.integers(0, m)))
+    if found is None:
         return
-    q = min(q, _tolerated(rule, text, m))
+    rule, q = found
     state: object = None
     for _ in range(int(rng.choice([1, 1, 3]))):
-        good = honest(rng, m, d, dtype)
-        sent = torch.cat([good[: m - q], hostile(rng, good[: m - q], q)])[torch.from_numpy(rng.permutation(m))]
-        before = sent.clone()
+        good = honest(rng, m - q, d, dtype)
+        sent = torch.cat([good, hostile(rng, good, q)])[torch.from_numpy(rng.permutation(m))]
         try:
-            found = rule(sent, QuadraticOracle(good.double().mean(dim=0).to(dtype)), state)
+            state = check(text, rule, good, sent, state)
         except TooFewUsable:
             return
-        assert torch.equal(before.nan_to_num(7), sent.nan_to_num(7)), f"{text} changed its candidates"
-        assert found.update.shape == (d,), f"{text}: {found.update.shape}"
-        assert found.update.dtype == dtype, f"{text}: {found.update.dtype}"
-        state = found.state
-        if name in NO_BOUND:
-            continue
-        longest = float(good[: m - q].double().norm(dim=1).max())
-        length = float(found.update.double().norm())
-        assert length <= FACTOR * longest + RADIUS, f"{text}, {dtype}, {q} of {m}: moved {length:.3g} by {longest:.3g}"
+
+
+def rule_and_tolerated(text: str, m: int, faulty: int) -> tuple[zeno.Rule, int] | None:
+    """The rule, and up to `faulty`, how many faulty ones of m workers it tolerates; None if it needs more workers."""
+    rule = most_tolerant(text, {"trim": faulty}, m)
+    try:
+        try_rule(rule, m)
+    except ValueError:
+        return None
+    return rule, min(faulty, _tolerated(rule, text, m))
+
+
+def check(text: str, rule: zeno.Rule, good: Tensor, sent: Tensor, state: object = None) -> object:
+    """One step of the rule on what was sent [m, d], of which the honest rows are `good`; returns its state."""
+    before = sent.clone()
+    found = rule(sent, QuadraticOracle(good.double().mean(dim=0).to(good.dtype)), state)
+    assert torch.equal(before.nan_to_num(7), sent.nan_to_num(7)), f"{text} changed its candidates"
+    assert found.update.shape == good.shape[1:], f"{text}: {found.update.shape}"
+    assert found.update.dtype == good.dtype, f"{text}: {found.update.dtype}"
+    assert bool(found.update.isfinite().all()), f"{text}, {good.dtype}: the update is not finite"
+    if text.rsplit("+")[-1] not in NO_BOUND:
+        longest, length = float(good.double().norm(dim=1).max()), float(found.update.double().norm())
+        what = f"{text}, {good.dtype}, {len(sent) - len(good)} of {len(sent)}: moved {length:.3g} by {longest:.3g}"
+        assert length <= FACTOR * longest + RADIUS, what
+    return found.state
 
 
 def _tolerated(rule: zeno.Rule, text: str, m: int) -> int:
@@ -75,9 +87,9 @@ def _tolerated(rule: zeno.Rule, text: str, m: int) -> int:
     return (rows - 1) // 2
 
 
-def _rule(rng: np.random.Generator) -> tuple[str, str]:
-    """The name of a rule, and the text of a chain that ends with it."""
+def _rule(rng: np.random.Generator) -> str:
+    """A rule, or a chain."""
     name = str(rng.choice(list(RULES)))
     before = ["clip", "arc"] if name == "zeno_auto" else list(PRE_AGGREGATORS)  # it raises for mixtures
     parts = [str(part) for part in rng.choice(before, size=int(rng.choice([0, 0, 1, 2])), replace=False)]
-    return name, "+".join([*parts, name]).replace("clip+", "clip(10)+")
+    return "+".join([*parts, name]).replace("clip+", "clip(10)+")
