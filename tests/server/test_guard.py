@@ -68,6 +68,7 @@ def test_a_faulty_rank_does_no_harm_and_is_named(seen: Seen, scene: str) -> None
         assert rank[scene]["accuracy"] > without - NOISE
         assert list(rank[scene]["named"]) == ["3"]
     assert len({json.dumps(rank[scene]["named"]) for rank in seen}) == 1, "all ranks have the same ledger"
+    assert seen[0][scene]["labels"] == ["0 on gpu-0", "1 on gpu-0", "2 on gpu-1", "3 on gpu-1"]
     assert len({rank[scene]["params"] for rank in seen[:3]}) == 1
 
 
@@ -88,7 +89,7 @@ def test_without_acting_the_all_reduce_stays_what_it_was(seen: Seen, folder: Pat
     assert seen[0]["watched"]["weights"] == [[0.25] * RANKS] * 100
     run = folder / "watched"
     told = subprocess.run([sys.executable, "-c", ZENO, "suspects", str(run)], capture_output=True, text=True)
-    assert "1 of 4 workers is suspect: 3." in told.stdout, told.stderr
+    assert "1 of 4 workers is suspect: 3 on gpu-1." in told.stdout, told.stderr
 
 
 def test_a_rank_whose_parameters_drifted_is_named_and_set_right(seen: Seen) -> None:

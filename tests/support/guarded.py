@@ -8,6 +8,7 @@ what it shows of MNIST, which is in this folder.
 import hashlib
 import json
 import os
+import socket
 import sys
 import warnings
 from collections.abc import Callable
@@ -203,6 +204,7 @@ def play(
     seen = {**report(inner), "named": named, "weights": weights[-100:], "own": own[-100:]}
     if guard is not None:
         seen["errors"] = {row.worker: row.errors for row in guard.ledger.rows}
+        seen["labels"] = [row.label for row in guard.ledger.rows]
         guard.close()
     return seen
 
@@ -433,6 +435,7 @@ def table(rank: int, mnist: Path | None) -> dict[str, Any]:
 
 def main(rank: int, folder: str, names: list[str]) -> None:
     torch.set_num_threads(1)
+    socket.gethostname = lambda: f"gpu-{rank // 2}"  # two ranks on each of two machines
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=RANKS)
     warnings.simplefilter("ignore")
     if names[:1] == ["table"]:

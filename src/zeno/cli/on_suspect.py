@@ -13,7 +13,8 @@ PATIENCE = 10.0  # seconds that commands may take after the end of training
 class OnSuspect:
     """Starts a shell command for each new suspect, and does not wait for it while training.
 
-    The command finds what it needs in its environment: ZENO_WORKER, ZENO_REASON, ZENO_STEP and ZENO_RUN.
+    The command finds what it needs in its environment: ZENO_WORKER, ZENO_MACHINE, ZENO_REASON, ZENO_STEP and
+    ZENO_RUN.
     """
 
     def __init__(self, command: str, folder: Path) -> None:
@@ -22,7 +23,8 @@ class OnSuspect:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def __call__(self, row: Row) -> None:
-        found = {"WORKER": row.name, "REASON": row.reason, "STEP": row.since, "RUN": self._folder}
+        about = {"WORKER": row.name, "MACHINE": row.machine, "REASON": row.reason, "STEP": row.since}
+        found = {**about, "RUN": self._folder}
         environment = {**os.environ, **{f"ZENO_{name}": str(value) for name, value in found.items()}}
         self._running.append(subprocess.Popen(self._command, shell=True, env=environment))
 

@@ -26,7 +26,8 @@ def train(
     file: Path | None = FILE,
     resume: Path | None = option("Resume the run in this folder from its newest checkpoint."),
     on_suspect: str | None = option(
-        "Shell command to run for each new suspect; it finds ZENO_WORKER, ZENO_REASON, ZENO_STEP and ZENO_RUN.",
+        "Shell command to run for each new suspect; it finds ZENO_WORKER, ZENO_MACHINE (if there are several), "
+        "ZENO_REASON, ZENO_STEP and ZENO_RUN.",
         panel="Monitoring",
     ),
     out_folder: Path | None = OUT,

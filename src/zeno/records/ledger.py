@@ -60,6 +60,7 @@ class Row:
 
     worker: int
     name: str  # the number as text, if the worker has no name
+    machine: str  # where it runs, or ran when it became suspect; empty if unknown, or if all run on one
     verdict: str  # "suspect", "mended" (no longer suspect), or "" (too little evidence)
     reason: str  # of the verdict: "failing", "too large", "harmful", "worse than others"; or ""
     since: int | None  # the step of the verdict
@@ -75,6 +76,11 @@ class Row:
     late: int  # replies that arrived after their step was over
     quarantined: int  # steps at which it was not asked, also before it joined and after it left
     faulty: float | None  # share of the steps with an injected fault; None when unknown
+
+    @property
+    def label(self) -> str:
+        """The name, and the machine if there are several: `3 on gpu-07`."""
+        return f"{self.name} on {self.machine}" if self.machine else self.name
 
 
 class Ledger:
@@ -99,6 +105,7 @@ class Ledger:
         self.error_rate = error_rate
         self.failure_rate = failure_rate
         self.similar_data = similar_data
+        self._machines: dict[str, str] = {}  # worker -> where it runs, or ran when it became suspect
         self._first: int | None = None  # workers at the first step, if workers may join
         self.steps = 0
         self._tally = Tally(workers)
@@ -159,6 +166,8 @@ class Ledger:
         if record.joined:
             self.join(record.joined)
         self.steps += 1
+        unsuspected = {str(i): place for i, place in record.machines.items() if i not in self.suspects}
+        self._machines = {**self._machines, **unsuspected}
         asked, failed, too_large = np.ones(self.workers, dtype=bool), *np.zeros((2, self.workers), dtype=bool)
         asked[record.quarantined] = False
         failed[list(record.errors)] = True
@@ -244,9 +253,11 @@ class Ledger:
 
     def __str__(self) -> str:
         """The suspects in a sentence or two, and who is left out without a verdict."""
-        who, left_out = self.suspect_names, [row.name for row in self.rows if row.left_out and row.verdict != "suspect"]
         if not self.steps:
             return "There is no step yet."
+        rows = self.rows
+        who = [row.label for row in rows if row.verdict == "suspect"]
+        left_out = [row.label for row in rows if row.left_out and row.verdict != "suspect"]
         text = "No worker is suspect."
         if who:
             text = f"{len(who)} of {self.workers} workers {'is' if len(who) == 1 else 'are'} suspect: {_listed(who)}."
@@ -270,10 +281,12 @@ class Ledger:
         """One per worker, in order."""
         tally = self._tally
         recently_counted, recently_dropped, recently_expected = tally.recent()
+        machines = self._machines if len(set(self._machines.values())) > 1 else {}
         return [
             Row(
                 worker=i,
                 name=self.names[i],
+                machine=machines.get(str(i), ""),
                 verdict="suspect" if self._suspect[i] else "mended" if self._since[i] >= 0 else "",
                 reason=REASONS[self._reason[i]],
                 since=int(self._since[i]) if self._since[i] >= 0 else None,

@@ -11,7 +11,7 @@ from zeno.workers.reply import ReplyError
 
 @dataclass(frozen=True)
 class Record:
-    """One step. Records of equal steps are equal: timings and worker counts are not compared.
+    """One step. Records of equal steps are equal: timings, machines and worker counts are not compared.
 
     Workers are numbered from 0. Names are on the record of the step at which a worker joins: the names of all records
     in order are those of workers 0, 1, 2 and so on. A record has an entry for each worker that had joined by then.
@@ -35,6 +35,7 @@ class Record:
     accuracy: float | None = None  # on the test set, after this step; None when not measured
     evaluated: bool = False  # whether the loss was measured
     joined: list[str] = field(default_factory=list)  # names of the workers that are new; empty where they have none
+    machines: dict[int, str] = field(default_factory=dict, compare=False)  # worker -> where it runs, from this step on
     seconds: dict[str, float] = field(default_factory=dict, compare=False)  # per phase
     workers: dict[str, int] = field(default_factory=dict, compare=False)  # how many are alive, late, lost
 
@@ -76,9 +77,10 @@ class Record:
         try:
             values = json.loads(line)
             errors = {int(i): ReplyError.from_json(error) for i, error in values.get("errors", {}).items()}
+            machines = {int(i): machine for i, machine in values.get("machines", {}).items()}
         except (TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"A line is not a record: {error}") from None
-        return typed(cls, {**values, "errors": errors})
+        return typed(cls, {**values, "errors": errors, "machines": machines})
 
 
 def finite(values: Iterable[float]) -> list[float | None]:

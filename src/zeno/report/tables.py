@@ -82,7 +82,7 @@ def by_evidence(ledger: Ledger) -> list[Row]:
 def ledger_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Rows of a ledger as text: heading -> one cell per row."""
     columns = {
-        "worker": [row.name for row in rows],
+        "worker": [row.label for row in rows],
         "verdict": [row.verdict or "-" for row in rows],
         "reason": [row.reason or "-" for row in rows],
         "since step": [text_of(row.since, "d") for row in rows],

@@ -81,6 +81,7 @@ def train(
                 state_now = {**engine.state_to_save(), "cluster": cluster.state_to_save()}
                 checkpoint.save(folder / CHECKPOINTS, len(journal.records), state_now, keep=execution.checkpoints)
 
+        machines: dict[int, str] = {}  # on the records so far
         interrupt = stack.enter_context(Interrupt())
         try:
             for step in range(len(journal.records), run.steps):
@@ -93,7 +94,11 @@ def train(
                     measured = {"evaluated": True, "train_loss": finite([loss])[0]}
                     if task.test.classes is not None:
                         measured["accuracy"] = evaluate(problem.accuracy, params, task.test, test_eval)
-                record = outcome.record(faulty=sorted(who(step)), workers=cluster.status._asdict(), **measured)
+                moved = dict(cluster.machines.items() - machines.items())
+                machines |= moved
+                record = outcome.record(
+                    faulty=sorted(who(step)), workers=cluster.status._asdict(), machines=moved, **measured
+                )
                 journal.append(record)
                 between_steps = True
                 if (step + 1) % execution.checkpoint_every == 0 and step + 1 < run.steps:

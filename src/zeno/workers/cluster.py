@@ -29,6 +29,11 @@ class Cluster(AbstractContextManager["Cluster"], Protocol):
     def status(self) -> Status:
         return Status(self.size, 0, 0)
 
+    @property
+    def machines(self) -> Mapping[int, str]:
+        """Worker -> the name of the machine that it runs on, as far as known; empty for workers in this process."""
+        return {}
+
     def gradients(
         self, params: Tensor, buffers: Mapping[str, Tensor], step: int, need: int = 1, skip: Collection[int] = NOBODY
     ) -> Iterator[Reply]:
@@ -62,6 +67,10 @@ class ClusterWrapper(Cluster):
     @property
     def status(self) -> Status:
         return self.cluster.status
+
+    @property
+    def machines(self) -> Mapping[int, str]:
+        return self.cluster.machines
 
     def state_to_save(self) -> dict[str, Any]:
         return {"cluster": self.cluster.state_to_save()}

@@ -296,6 +296,7 @@ def test_workers_that_are_killed_are_missing_for_a_while_and_come_back() -> None
         assert time.monotonic() - began < 5, "nobody waits for one that is away"
         until_back(cluster, 3)
         assert cluster.actors[2].pid != killed
+        assert cluster.machines == dict.fromkeys(range(4), socket.gethostname())
         assert cluster.status == (4, 0, 0)
 
 
@@ -626,7 +627,7 @@ def test_a_scorer_that_dies_or_hangs_changes_no_score(number: signal.Signals, mo
             for worker in (0, 1, 2, 4):
                 scorers.add(worker, candidates[worker])
                 if step == worker == 0:
-                    os.kill(find_ray().get(scorers.actors[1].here.remote()), number)
+                    os.kill(find_ray().get(scorers.actors[1].here.remote())[0], number)
             found, _ = scorers.descents()
             assert found[[0, 1, 2, 4]].tolist() == expected[[0, 1, 2, 4]].tolist()
             assert found[[3, 5]].isnan().all()

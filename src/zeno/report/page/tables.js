@@ -84,7 +84,7 @@ function evidenceCell(row, threshold) {
 function ledgerTable(options) {
   const numbers = (name) => (row) => row[name];
   return new Table("ledger", [
-    { title: "Worker", value: numbers("worker"), cell: (row) => row.name },
+    { title: "Worker", value: numbers("worker"), cell: (row) => (row.machine ? `${row.name} on ${row.machine}` : row.name) },
     { title: "Verdict", value: (row) => row.verdict, cell: verdictCell, isText: true, isDown: true },
     { title: "Since step", value: numbers("since"), cell: (row) => (row.since === null ? "-" : whole(row.since)) },
     { title: "Evidence", value: numbers("evidence"), cell: (row) => evidenceCell(row, options.threshold()), isDown: true },

@@ -20,7 +20,7 @@ Shapes: m ranks, d trainable parameters, k numbers in a sketch.
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -110,6 +110,7 @@ class Guard:
         parameters = trainable(model.module)
         self._ranks = Ranks(model.process_group, next(iter(parameters.values())), CALLER)
         self._ranks.compare(self._description(parameters))
+        self._new_machines = self._ranks.machines()  # that are on no record yet
         self._with_data = self._rank_with(data)
         self._own = None if data is None else OwnGradient(model.module, loss, data, self.rule)
         self._replicas = Replicas(self._ranks, model.module, self._with_data)
@@ -263,7 +264,9 @@ class Guard:
         if not overflowed:
             self._memory, self._weights = memory, found
         errors = {**dict.fromkeys(unusable, NOT_FINITE), **dict.fromkeys(drifted, DRIFTED)}
-        self._write(_record(self.steps, compared, None if overflowed else used, {} if overflowed else errors, now))
+        record = _record(self.steps, compared, None if overflowed else used, {} if overflowed else errors, now)
+        self._write(replace(record, machines=self._new_machines))
+        self._new_machines = {}
         self._warn_of(drifted)
 
     def _weights_ahead(self) -> Tensor | None:

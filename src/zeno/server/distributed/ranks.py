@@ -1,6 +1,7 @@
 """What the ranks of a process group tell each other, beside gradients."""
 
 import hashlib
+import socket
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:  # some builds of torch lack them
 
 DIFFERENCE_BYTES = 400  # of a text that says how a rank differs
 MAX_DIFFERENCES = 3  # in an error
+MACHINE_BYTES = 64  # of the name of a machine, which has no more on Linux
 
 
 class Ranks:
@@ -41,6 +43,11 @@ class Ranks:
     def gather_bytes(self, content: bytes) -> list[bytes]:
         """The bytes of all ranks, which are as many on each, in order."""
         return [bytes(one.tolist()) for one in self.gather(torch.tensor(list(content), dtype=torch.uint8))]
+
+    def machines(self) -> dict[int, str]:
+        """Rank -> the name of the machine that it runs on."""
+        names = self.gather_bytes(socket.gethostname().encode()[:MACHINE_BYTES].ljust(MACHINE_BYTES))
+        return {rank: name.decode(errors="replace").strip() for rank, name in enumerate(names)}
 
     def share(self, tensor: Tensor, rank: int) -> None:
         """Copies a rank's tensor to all, in place."""

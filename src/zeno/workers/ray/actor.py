@@ -1,6 +1,7 @@
 """The process that workers run in on a Ray cluster, and the messages it exchanges with the driver."""
 
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -49,8 +50,9 @@ class Process:
         sys.path.extend(place for place in path if place not in sys.path)
         self.content: Any = find_ray().get(parcel[0])
 
-    def here(self) -> int:
-        return os.getpid()
+    def here(self) -> tuple[int, str]:
+        """The number of this process, and the name of its machine."""
+        return os.getpid(), socket.gethostname()
 
 
 class Actor(Process):

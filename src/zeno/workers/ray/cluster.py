@@ -108,6 +108,10 @@ class RayCluster(Cluster):
         late = sum(len(actor.workers) for actor in self.actors if actor.away is None and actor.missed)
         return Status(self.size - late - lost, late, lost)
 
+    @property
+    def machines(self) -> dict[int, str]:
+        return {worker: actor.machine for actor in self.actors if actor.machine for worker in actor.workers}
+
     def gradients(
         self, params: Tensor, buffers: Mapping[str, Tensor], step: int, need: int = 1, skip: Collection[int] = NOBODY
     ) -> Iterator[Reply]:

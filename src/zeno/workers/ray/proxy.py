@@ -34,7 +34,8 @@ class ActorProxy:
         self.away: ReplyError | None = ReplyError(ErrorKind.LATE, "is starting")  # why it cannot be asked
         self.gone = False  # Ray has given it up
         self.ping: Any = None  # sent to an actor that is away
-        self.pid: int | None = None  # of its process, on whatever machine that is
+        self.pid: int | None = None  # of its process,
+        self.machine: str | None = None  # and where that is
         self._create = create
         self._pinged = -math.inf  # when
         self._new_handle()
@@ -92,7 +93,7 @@ class ActorProxy:
         ray, ping = find_ray(), self.ping
         self.ping = None
         try:
-            self.pid = ray.get(ping)
+            self.pid, self.machine = ray.get(ping)
             self.away, self.missed = None, 0
         except ray.exceptions.ActorDiedError as error:
             self._lose(error)
