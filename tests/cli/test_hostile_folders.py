@@ -26,6 +26,8 @@ LINES: dict[str, str] = {
     "no list of late workers": json.dumps({**RECORD, "late": {}}),
     "true as a worker": json.dumps({**RECORD, "faulty": [True]}),
     "true as a score": json.dumps({**RECORD, "scores": [True] * 4}),
+    "a machine that writes to the terminal": json.dumps({**RECORD, "machines": {"0": "\x1b[2J"}}),
+    "a machine of nobody": json.dumps({**RECORD, "machines": {"4": "gpu-07"}}),
     "no phases": json.dumps({**RECORD, "seconds": []}),
     "no learning rate": json.dumps({name: value for name, value in RECORD.items() if name != "lr"}),
 }

@@ -52,9 +52,8 @@ RECORDS = [FIRST, SECOND, SKIPPED, WARM_UP, LAST]
 
 def row(worker: int, verdict: str = "", since: int | None = None, evidence: float = 1.0, **errors: int) -> Row:
     reason = "failing" if verdict else ""
-    return Row(
-        worker, str(worker), "", verdict, reason, since, evidence, 5, 0.5, None, False, None, None, 2, errors, 1, 0, None
-    )
+    known = (worker, str(worker), "", verdict, reason, since, evidence)
+    return Row(*known, 5, 0.5, None, False, None, None, 2, errors, 1, 0, None)
 
 
 class FixedLedger(Ledger):

@@ -129,10 +129,11 @@ def _width(record: Record) -> int:
 
 
 def _fits(record: Record, workers: int) -> bool:
-    """Whether a record has the sizes that a run with so many workers writes."""
-    named = {*record.errors, *record.quarantined, *record.late, *(record.faulty or ())}
+    """Whether a record has the sizes, and names of machines, that a run with so many workers writes."""
+    named = {*record.errors, *record.quarantined, *record.late, *(record.faulty or ()), *record.machines}
     rows = (record.kept, record.scores, record.weights, record.cosines, record.lengths)
-    return all(len(row) == workers for row in rows if row is not None) and all(0 <= i < workers for i in named)
+    sized = all(len(row) == workers for row in rows if row is not None)
+    return sized and all(0 <= i < workers for i in named) and all(map(is_name, record.machines.values()))
 
 
 def runs_in(folders: Sequence[Path]) -> dict[str, Path]:

@@ -16,6 +16,7 @@ from zeno.problem.problem import Problem
 from zeno.records.files import read_file, write_atomically
 from zeno.records.folder import CHECKPOINTS, MODEL_FILE, RUN_FILE, Journal, read
 from zeno.records.ledger import Ledger, Row, call
+from zeno.records.names import is_name
 from zeno.records.record import Record, finite
 from zeno.report.prometheus import Metrics
 from zeno.report.tensorboard import TensorBoard
@@ -94,7 +95,7 @@ def train(
                     measured = {"evaluated": True, "train_loss": finite([loss])[0]}
                     if task.test.classes is not None:
                         measured["accuracy"] = evaluate(problem.accuracy, params, task.test, test_eval)
-                moved = dict(cluster.machines.items() - machines.items())
+                moved = {i: name for i, name in cluster.machines.items() if machines.get(i) != name and is_name(name)}
                 machines |= moved
                 record = outcome.record(
                     faulty=sorted(who(step)), workers=cluster.status._asdict(), machines=moved, **measured

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zeno.records.names import is_name
+
 if TYPE_CHECKING:  # some builds of torch lack them
     from torch.distributed import ProcessGroup
 
@@ -47,7 +49,8 @@ class Ranks:
     def machines(self) -> dict[int, str]:
         """Rank -> the name of the machine that it runs on."""
         names = self.gather_bytes(socket.gethostname().encode()[:MACHINE_BYTES].ljust(MACHINE_BYTES))
-        return {rank: name.decode(errors="replace").strip() for rank, name in enumerate(names)}
+        texts = enumerate(name.decode(errors="replace").strip() for name in names)
+        return {rank: text for rank, text in texts if is_name(text)}
 
     def share(self, tensor: Tensor, rank: int) -> None:
         """Copies a rank's tensor to all, in place."""
