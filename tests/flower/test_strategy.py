@@ -18,6 +18,7 @@ from zeno.cli.app import app
 from zeno.flower import ZenoStrategy
 from zeno.records.folder import read
 from zeno.records.ledger import Row
+from zeno.report.page.live import Live
 
 
 def strategy_of(make: Callable[[], nn.Module] = linear, **options: Any) -> ZenoStrategy:
@@ -195,6 +196,20 @@ def test_the_commands_read_the_folder_of_a_strategy(tmp_path: Path) -> None:
     assert '"suspect_names": [\n      "7"\n    ]' in said.output
     assert CliRunner().invoke(app, ["report", str(tmp_path / "run")]).exit_code == 0
     assert '"103"' in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_live_page_names_the_nodes_during_a_run(tmp_path: Path) -> None:
+    pages: list[str] = []
+
+    def look(number: int, arrays: ArrayRecord) -> MetricRecord:
+        if number == 2:
+            pages.append(Live([tmp_path / "run"]).page())
+        return MetricRecord({"accuracy": number / 10})
+
+    start(strategy_of(folder=tmp_path / "run"), FakeGrid({**good(2), 7654321: moved(0.0)}), 3, evaluate_fn=look)
+    assert '"7654321"' in pages[0]
+    assert '"over":false' in pages[0]
+    assert '"steps":2' in pages[0]
 
 
 def test_what_the_server_evaluates_becomes_the_curves_of_the_folder(tmp_path: Path) -> None:
