@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg
 from typer.testing import CliRunner
 
 from federated import in_process, task
-from support.deployment import Deployment, deployment
+from support.deployment import CONNECTED, Deployment, deployment
 from support.sockets import listening
 from zeno.cli.app import app
 from zeno.records.folder import read
@@ -28,7 +28,7 @@ def start_nodes(made: Deployment, faults: list[str]) -> list[str]:
     for k in range(len(faults)):
         made.start_supernode(f"node{k}", config_of(k, faults))
     for k in range(len(faults)):
-        made.wait_for(f"node{k}", f"SuperNode ID: {ids[k]}")
+        made.wait_for(f"node{k}", CONNECTED + ids[k])
     return ids
 
 
@@ -81,12 +81,12 @@ def test_four_of_six_are_malicious_and_one_node_is_killed_in_a_round(tmp_path: P
     faults = ["label flip", "sign flip", "nan", "undecodable", "", ""]
     with deployment(tmp_path) as made:
         ids = start_nodes(made, faults)
-        made.start_run(run_config(run, **{"num-server-rounds": rounds, "min-nodes": 6}))
+        made.start_run(run_config(run, **{"num-server-rounds": rounds, "min-nodes": 2}))
         made.wait_for("node5", "Receiving: train message", times=2)
         time.sleep(0.5)  # the client trains
         assert_only_on_loopback(made, at_least=7)
         made.kill("node5")
-        made.start_supernode("node5", config_of(5, faults))
+        made.start_again("node5", config_of(5, faults))
         assert made.wait_for_run(timeout=2400) == "finished:completed", made.log("run")
     records = read(run)
     names = records[0].joined or []
@@ -98,6 +98,7 @@ def test_four_of_six_are_malicious_and_one_node_is_killed_in_a_round(tmp_path: P
     unusable = failed(records, names)
     assert unusable[ids[4]] == []
     assert len(unusable[ids[5]]) == 1, "only in the round in which it was killed"
+    assert names.index(ids[5]) not in records[-1].quarantined, "it was asked again"
     alone = good_alone(faults, rounds)
     print("accuracy:", records[-1].accuracy, "good clients alone:", alone)
     assert records[-1].accuracy is not None

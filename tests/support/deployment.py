@@ -24,6 +24,7 @@ from support.sockets import descendants
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 HOST = "127.0.0.1"
+CONNECTED = "SuperNode ID: "  # in the log of a SuperNode
 PATIENCE = 300.0  # seconds until a process has to be ready; the machine may be busy
 
 
@@ -66,6 +67,17 @@ class Deployment:
         link = ["--superlink", f"{HOST}:{self._port}", "--root-certificates", "ca.pem"]
         own = ["--auth-supernode-private-key", name, "--host", HOST, "--port", str(free_port())]
         self._start(name, "flower-supernode", *link, *own, "--node-config", config)
+
+    def start_again(self, name: str, config: str) -> None:
+        """Starts a SuperNode that was killed until the SuperLink lets it in, which has to miss its heartbeat first."""
+        before, end = self.log(name).count(CONNECTED), time.monotonic() + PATIENCE
+        self.start_supernode(name, config)
+        while self.log(name).count(CONNECTED) == before:
+            assert time.monotonic() < end, self.log(name)
+            if self.processes[name].poll() is not None:
+                self.kill(name)
+                self.start_supernode(name, config)
+            time.sleep(2.0)
 
     def kill(self, name: str) -> None:
         """SIGKILL for the process, and for those that it started, as if its machine lost power."""
@@ -129,7 +141,12 @@ class Deployment:
     def _start(self, name: str, command: str, *arguments: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [BIN / command, *arguments], cwd=self.folder, env=self._environment, stdout=log, stderr=log
+                [BIN / command, *arguments],
+                cwd=self.folder,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # so that its processes are found when it has ended
             )
 
 

@@ -9,8 +9,8 @@ LISTENING = "0A"  # the state of a socket in /proc/net/tcp
 
 
 def descendants(pid: int) -> set[int]:
-    """A process and all that descend from it; without those that have ended."""
-    parents = {}
+    """A process, all that descend from it, and all of the session that it leads; without those that have ended."""
+    parents, sessions = {}, {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
@@ -18,8 +18,8 @@ def descendants(pid: int) -> set[int]:
             except OSError:  # it has just ended
                 continue
             if fields[0] != "Z":
-                parents[int(folder.name)] = int(fields[1])
-    found = {pid} & set(parents)
+                parents[int(folder.name)], sessions[int(folder.name)] = int(fields[1]), int(fields[3])
+    found = {one for one, session in sessions.items() if pid in (one, session)}
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
     return found
