@@ -28,7 +28,7 @@ def one_round(strategy: ZenoStrategy, attack: hostile.Attack) -> Record:
     """The record of one more round, with the attack in place of training and of evaluation."""
     grid = FakeGrid({BAD: attack, **GOOD})
     arrays = ArrayRecord(strategy.server.model.state_dict())
-    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1)
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1, timeout=0)
     assert strategy.server.record is not None
     return strategy.server.record
 
@@ -55,7 +55,7 @@ def test_with_the_mean_the_model_is_the_average_of_the_others() -> None:
     with_attack, without = strategy_of(rule=zeno.Mean()), strategy_of(rule=zeno.Mean())
     one_round(with_attack, hostile.MALFORMED["large"])
     arrays = ArrayRecord(without.server.model.state_dict())
-    without.start(grid=FakeGrid(GOOD), initial_arrays=arrays, num_rounds=1)
+    without.start(grid=FakeGrid(GOOD), initial_arrays=arrays, num_rounds=1, timeout=0)
     for one, other in zip(with_attack.server.model.parameters(), without.server.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -79,7 +79,7 @@ def test_most_clients_are_hostile_for_several_rounds(attacks: list[hostile.Attac
     strategy = strategy_of()
     grid = FakeGrid({**dict(enumerate(attacks, start=1)), **GOOD})
     arrays = ArrayRecord(strategy.server.model.state_dict())
-    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3)
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3, timeout=0)
     assert strategy.server.steps == 3
     assert not {"100", "101", "102"} & set(strategy.server.ledger.suspect_names)
     assert finite(strategy)
@@ -99,7 +99,7 @@ def test_the_number_of_examples_that_a_client_claims_has_no_influence(claimed: A
     before = strategy.server.problem.flat.clone()
     arrays = ArrayRecord(strategy.server.model.state_dict())
     grid = FakeGrid({1: claims, 2: stays, 3: stays, 4: stays})
-    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1)
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1, timeout=0)
     torch.testing.assert_close(strategy.server.problem.flat, before + 1.0)
 
 
@@ -111,7 +111,7 @@ def evaluated(*numbers: dict[str, Any]) -> MetricRecord | None:
 
     strategy, grid = strategy_of(), FakeGrid({i: node(metrics) for i, metrics in enumerate(numbers)})
     arrays = ArrayRecord(strategy.server.model.state_dict())
-    found = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1)
+    found = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1, timeout=0)
     return found.evaluate_metrics_clientapp.get(1)
 
 

@@ -18,6 +18,7 @@ from zeno.cli.app import app
 from zeno.flower import ZenoStrategy
 from zeno.records.folder import read
 from zeno.records.ledger import Row
+from zeno.report.page.live import Live
 
 
 def strategy_of(make: Callable[[], nn.Module] = linear, **options: Any) -> ZenoStrategy:
@@ -27,7 +28,7 @@ def strategy_of(make: Callable[[], nn.Module] = linear, **options: Any) -> ZenoS
 
 def start(strategy: ZenoStrategy, grid: FakeGrid, rounds: int, **more: Any) -> Result:
     arrays = ArrayRecord(strategy.server.model.state_dict())
-    return strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, **more)
+    return strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, timeout=0, **more)
 
 
 def moved(by: float) -> Node:
@@ -176,10 +177,10 @@ def test_the_initial_arrays_are_loaded() -> None:
     strategy = strategy_of(rule=zeno.Mean())
     zeros = {name: torch.zeros_like(part) for name, part in strategy.server.model.state_dict().items()}
     grid = FakeGrid({1: moved(1.0), 2: moved(2.0)})
-    strategy.start(grid=grid, initial_arrays=ArrayRecord(zeros), num_rounds=1)
+    strategy.start(grid=grid, initial_arrays=ArrayRecord(zeros), num_rounds=1, timeout=0)
     assert torch.allclose(flat(strategy.server.model.state_dict()), torch.tensor(1.5))
     with pytest.raises(ValueError, match=r"needs initial_arrays with the names of its model.*'bias'"):
-        strategy.start(grid=grid, initial_arrays=ArrayRecord({"weight": zeros["weight"]}), num_rounds=1)
+        strategy.start(grid=grid, initial_arrays=ArrayRecord({"weight": zeros["weight"]}), num_rounds=1, timeout=0)
 
 
 def test_the_commands_read_the_folder_of_a_strategy(tmp_path: Path) -> None:
@@ -195,6 +196,40 @@ def test_the_commands_read_the_folder_of_a_strategy(tmp_path: Path) -> None:
     assert '"suspect_names": [\n      "7"\n    ]' in said.output
     assert CliRunner().invoke(app, ["report", str(tmp_path / "run")]).exit_code == 0
     assert '"103"' in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_live_page_names_the_nodes_during_a_run(tmp_path: Path) -> None:
+    pages: list[str] = []
+
+    def look(number: int, arrays: ArrayRecord) -> MetricRecord:
+        if number == 2:
+            pages.append(Live([tmp_path / "run"]).page())
+        return MetricRecord({"accuracy": number / 10})
+
+    start(strategy_of(folder=tmp_path / "run"), FakeGrid({**good(2), 7654321: moved(0.0)}), 3, evaluate_fn=look)
+    assert '"7654321"' in pages[0]
+    assert '"over":false' in pages[0]
+    assert '"steps":2' in pages[0]
+
+
+def test_what_the_server_evaluates_becomes_the_curves_of_the_folder(tmp_path: Path) -> None:
+    strategy = strategy_of(folder=tmp_path / "run")
+    found = [
+        MetricRecord({"loss": 9.0, "accuracy": 0.1}),  # before the first round: of no step
+        MetricRecord({"loss": 2.5, "accuracy": 0.25, "more": 3}),
+        None,
+        MetricRecord({"loss": 1.5, "accuracy": 75.0}),  # percent: not a curve from 0 to 1
+        MetricRecord({"accuracy": 0.5, "loss": [1.0, 2.0]}),
+    ]
+    result = start(strategy, FakeGrid(good(3)), 4, evaluate_fn=lambda number, arrays: found[number])
+    assert result.evaluate_metrics_serverapp == {n: one for n, one in enumerate(found) if one is not None}
+    records = read(tmp_path / "run")
+    assert [(record.train_loss, record.accuracy) for record in records] == [
+        (2.5, 0.25),
+        (None, None),
+        (1.5, None),
+        (None, 0.5),
+    ]
 
 
 def test_evaluation_is_the_median_of_the_clients() -> None:

@@ -1,6 +1,8 @@
 """Every example runs in its small form, in a separate process, and reproduces the result in its docstring."""
 
 import ast
+import difflib
+import json
 import os
 import re
 import subprocess
@@ -8,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import zeno
+from zeno.cli.app import app as zeno_app
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SOURCE = Path(zeno.__file__).parent.parent
@@ -37,10 +41,13 @@ run.main(["--master-addr", "127.0.0.1", "--master-port", "0", *sys.argv[1:]])
 """
 
 
-def printed_by(*command: str | Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], env=os.environ | ALONE, capture_output=True, text=True, timeout=240
-    )
+def done_by(*command: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, *map(str, command)]
+    return subprocess.run(words, env=os.environ | ALONE, cwd=folder, capture_output=True, text=True, timeout=240)
+
+
+def printed_by(*command: str | Path, folder: Path | None = None) -> str:
+    done = done_by(*command, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -147,6 +154,31 @@ def test_custom_fault_ruins_the_median_and_combines_with_others() -> None:
     for fault in ("off by one", r"off by one \+ sign flip"):
         assert numbers(rf"{fault}, Median: accuracy (\S+%)", text)[0] < 0.4
         assert numbers(rf"{fault}, Zeno: accuracy (\S+%)", text)[0] > 0.75
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Flower requires Python 3.11")
+def test_flower_app_learns_with_6_of_10_malicious_clients_and_ends_with_fedavg(tmp_path: Path) -> None:
+    app = ["-m", "federated.in_process", "--task", "digits", "--rounds", "20"]
+    text = printed_by(*app, "--folder", tmp_path / "run", folder=EXAMPLES / "flower")
+    assert numbers(r"accuracy (\S+%)", text)[0] > 0.85
+    said = CliRunner().invoke(zeno_app, ["suspects", str(tmp_path / "run"), "--json"])
+    named = set(json.loads(said.output)[0]["suspect_names"])
+    assert {"1002", "1003"} <= named, "NaN and other keys: they always fail"
+    assert named <= {str(node) for node in range(1000, 1006)}, "no good client must be named"
+    failed = done_by(*app, "--fedavg", folder=EXAMPLES / "flower")
+    assert failed.returncode != 0
+    assert "InconsistentMessageReplies" in failed.stderr
+
+
+def test_flower_app_with_fedavg_differs_by_three_lines() -> None:
+    ours, fedavg = (
+        (EXAMPLES / "flower" / "federated" / f"{name}.py").read_text(encoding="utf-8").splitlines()
+        for name in ("server_app", "server_fedavg")
+    )
+    changes = list(difflib.ndiff(fedavg, ours))
+    added = [line[2:].strip() for line in changes if line.startswith("+ ")]
+    assert [line.split()[0] for line in added] == ["from", "own,", "strategy"]
+    assert len([line for line in changes if line.startswith("- ")]) == 2
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

@@ -29,23 +29,30 @@ class FakeGrid(Grid):
         self.asked: list[list[int]] = []
         self.on_round: Callable[[int], object] = lambda number: None
         self._ids = itertools.count()
+        self._replies: dict[str, list[Message]] = {}
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
         training = bool(messages) and messages[0].metadata.message_type == "train"
         if training:
             self.asked.append([message.metadata.dst_node_id for message in messages])
-        found: list[Message] = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = f"message-{next(self._ids)}"
+            name = f"message-{next(self._ids)}"
+            message.metadata.__dict__["_message_id"] = name
             replies = self.nodes[message.metadata.dst_node_id](message)
-            found += replies if isinstance(replies, list) else [] if replies is None else [replies]
+            self._replies[name] = replies if isinstance(replies, list) else [] if replies is None else [replies]
         if training:
             self.on_round(len(self.asked))
-        return found
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [reply for name in message_ids for reply in self._replies.pop(name, [])]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
 
     @property
     def run(self) -> Any:
@@ -55,12 +62,6 @@ class FakeGrid(Grid):
         raise NotImplementedError
 
     def create_message(self, *_: Any, **__: Any) -> Message:
-        raise NotImplementedError
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         raise NotImplementedError
 
 

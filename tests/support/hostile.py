@@ -122,6 +122,10 @@ MALFORMED: dict[str, Attack] = {
     "another message": with_metadata(reply_to_message_id="message-of-others"),
     "another type": with_metadata(message_type="evaluate"),
     "a type that is no text": with_metadata(message_type=3.5),
+    "of a node that was not asked": with_metadata(src_node_id=12345),
+    "of another node": with_metadata(src_node_id=100),
+    "of a node that is none": with_metadata(src_node_id=[1]),
+    "no metadata": lambda message: _without_metadata(message),
     "two replies": lambda message: [reply_with(message, parameters_in(message))] * 2,
 }
 NOT_FINITE: dict[str, Attack] = {
@@ -131,9 +135,6 @@ NOT_FINITE: dict[str, Attack] = {
 }
 NO_REPLY: dict[str, Attack] = {
     "nothing": lambda message: None,
-    "of a node that was not asked": with_metadata(src_node_id=12345),
-    "of a node that is none": with_metadata(src_node_id=[1]),
-    "no metadata": lambda message: _without_metadata(message),
 }
 RAISED: dict[str, Attack] = {
     "an error": lambda message: Message(Error(2, "Traceback\n\x1b[31m" + 10_000 * "x"), reply_to=message),

@@ -34,6 +34,13 @@ def how_far(record: Record) -> float | None:
     return median(lengths) if lengths else None
 
 
+def curves(found: MetricRecord | None) -> dict[str, float]:
+    """The loss, and the accuracy from 0 to 1, that `evaluate_fn` found: what the curves of a run folder show."""
+    numbers = {name: value for name, value in (found or {}).items() if isinstance(value, int | float)}
+    shown = {name: float(numbers[name]) for name in ("loss", "accuracy") if name in numbers}
+    return {name: value for name, value in shown.items() if name == "loss" or 0 <= value <= 1}
+
+
 def of_evaluation(contents: Iterable[RecordDict]) -> MetricRecord | None:
     """The median over the clients of each number that more than half of them sent; None if there is none.
 

@@ -1,7 +1,7 @@
 """Replies as Flower delivers them: whose they are, and what is wrong with them.
 
-The SuperLink lets a node reply only to messages that were sent to it. What a reply says about itself is checked all the
-same, and no exception that reading it raises leaves this module.
+`CheckedGrid` has checked whose a reply is. What it says about itself is checked all the same, as another grid may have
+delivered it, and no exception that reading it raises leaves this module.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,11 +11,18 @@ from flwr.app import ArrayRecord, Error, Message, Metadata, RecordDict
 from torch import Tensor, nn
 
 from zeno.flower.arrays import MAX_LETTERS, displacement
+from zeno.flower.grid import UNREADABLE
 from zeno.problem.errors import text_of, type_name
 from zeno.workers.checks import malformed
 from zeno.workers.reply import NO_REPLY, ErrorKind, ReplyError
 
-KINDS = {3: ErrorKind.LATE, 4: ErrorKind.LATE, 5: ErrorKind.DIED, 8: ErrorKind.DIED}
+KINDS = {
+    3: ErrorKind.LATE,
+    4: ErrorKind.LATE,
+    5: ErrorKind.DIED,
+    8: ErrorKind.DIED,
+    UNREADABLE: ErrorKind.MALFORMED,
+}
 """By Flower's code: a message or its reply that has expired, a node without a heartbeat, an app that crashed."""
 
 
@@ -76,7 +83,8 @@ def error_of(error: Error) -> ReplyError:
     text = str(error.reason or "no reason")
     lines = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * MAX_LETTERS]).split()
     kind = KINDS.get(code, ErrorKind.RAISED) if isinstance(code, int) else ErrorKind.RAISED
-    return ReplyError(kind, f"sent an error: {' '.join(lines)}"[:MAX_LETTERS])
+    what = "sent" if code == UNREADABLE else "sent an error:"
+    return ReplyError(kind, f"{what} {' '.join(lines)}"[:MAX_LETTERS])
 
 
 def update_of(content: RecordDict | ReplyError, model: nn.Module, x: Tensor) -> Tensor | ReplyError:

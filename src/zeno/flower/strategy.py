@@ -28,6 +28,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from zeno.flower import metrics
+from zeno.flower.grid import CheckedGrid
 from zeno.flower.replies import Round, update_of
 from zeno.flower.sampling import sample
 from zeno.problem.local_training import LocalTraining
@@ -177,9 +178,23 @@ class ZenoStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Runs the rounds; then closes the folder and the watchers."""
+        """Runs the rounds; then closes the folder and the watchers.
+
+        If `evaluate_fn` returns a `loss`, or an `accuracy` from 0 to 1, they become the curves of the run folder.
+        """
+
+        def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+            found = None if evaluate_fn is None else evaluate_fn(number, arrays)
+            numbers = metrics.curves(found)
+            if numbers and self.server.record is not None:
+                self.server.log(**numbers)
+            return found
+
+        checked = CheckedGrid(grid)
         with self.server:
-            return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+            return super().start(
+                checked, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn and evaluate
+            )
 
     def _compare_lengths(self, record: Record) -> None:
         """Warns, once, if most clients move much further than the server, or much less."""

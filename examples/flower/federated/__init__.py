@@ -1,0 +1,1 @@
+"""An app of Flower: clients that nobody controls learn handwritten digits."""
