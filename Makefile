@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST = $(BIN)/pytest --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-fast test-slow fuzz bench docs lint format clean
+.PHONY: demo test test-fast test-slow fuzz bench docs dist lint format clean
 
 demo: .venv/ready  ## 20 workers, 12 of them faulty: which rule survives?
 	$(BIN)/zeno compare
@@ -32,6 +32,9 @@ docs: .venv/ready  ## The documentation as a site, built without network; broken
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "the site is in $(CURDIR)/site: open index.html there, or, to search it as well,"
 	@echo "$(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
+
+dist:  ## The wheel and the sdist in dist/, tried in an empty environment; EXTRAS="ray flower" tries these extras too.
+	PYTHON=$(PYTHON) .ci/dist
 
 # Other packages need older versions than our pins, so they have a separate environment.
 .venv-bench/ready: pyproject.toml constraints.txt

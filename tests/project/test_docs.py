@@ -37,7 +37,7 @@ NAMES = [str(page.relative_to(DOCS)) for page in sorted(DOCS.rglob("*.md"))]
 FENCE = r"^( *)```{language}\n(.*?)^\1```"
 MAKE_TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-NOT_OURS = ("chmod", "export", "ray", "scp", "ssh")
+NOT_OURS = ("chmod", "docker", "export", "ray", "scp", "ssh")
 FEW_STEPS = 100
 IMAGES = zeno.Dataset(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), classes=10)
 
