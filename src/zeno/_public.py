@@ -10,6 +10,7 @@ from zeno.faults import Fang as Fang
 from zeno.faults import Fault as Fault
 from zeno.faults import Faulty as Faulty
 from zeno.faults import FeatureNoise as FeatureNoise
+from zeno.faults import Flood as Flood
 from zeno.faults import Garbage as Garbage
 from zeno.faults import Gaussian as Gaussian
 from zeno.faults import Hang as Hang
@@ -30,6 +31,7 @@ from zeno.faults import Replay as Replay
 from zeno.faults import Scene as Scene
 from zeno.faults import SignFlip as SignFlip
 from zeno.faults import Slow as Slow
+from zeno.faults import Stale as Stale
 from zeno.faults import Together as Together
 from zeno.faults import Turncoat as Turncoat
 from zeno.faults import Zero as Zero

@@ -17,12 +17,14 @@ from zeno.problem.dataset import generator, hold_out
 from zeno.problem.problem import Problem
 from zeno.problem.registry import build, parse
 from zeno.problem.tasks import Task, load_task, on_device, with_model
+from zeno.server.asynchronous import AsynchronousEngine, Asynchrony
 from zeno.server.engine import Engine
 from zeno.training.execution import ExecutionSettings
 from zeno.training.run import Run
 from zeno.workers.cluster import Cluster
 from zeno.workers.local import LocalCluster
 from zeno.workers.momentum import MomentumCluster
+from zeno.workers.simulation import SimulatedCluster
 from zeno.workers.worker import Worker
 
 
@@ -61,7 +63,9 @@ def make_engine(run: Run, task: Task, problem: Problem, execution: ExecutionSett
 
         scorer = stack.enter_context(closing(RayScorers(problem, execution.scorers)))
     optimizer, schedule = make_optimizer(run, nn.Parameter(problem.flat.clone()))  # [d]
-    engine = Engine(problem, run.rule, cluster, task.train, server_samples, optimizer, schedule, run.seed, scorer)
+    parts = (problem, run.rule, cluster, task.train, server_samples, optimizer, schedule, run.seed, scorer)
+    asynchrony = Asynchrony(run.buffer, run.max_staleness, run.staleness_discount)
+    engine = AsynchronousEngine(*parts, asynchrony=asynchrony) if run.asynchronous else Engine(*parts)
     stack.enter_context(closing(engine))
     if isinstance(cluster, Faulty):
         cluster.trial = engine.trial  # some faults know the rule
@@ -84,9 +88,26 @@ def make_cluster(
         for i, shard in enumerate(shards)
     ]
     workers = poisoned(workers, run.faulty_workers()) if run.faulty else workers
-    cluster: Cluster = LocalCluster(workers) if execution.cluster == "local" else _ray_cluster(workers, execution)
+    if execution.cluster == "ray":
+        cluster: Cluster = _ray_cluster(workers, execution)
+    elif run.asynchronous:
+        cluster = SimulatedCluster(workers, delays(run))
+    else:
+        cluster = LocalCluster(workers)
     cluster = MomentumCluster(cluster, run.worker_momentum) if run.worker_momentum else cluster
     return Faulty(cluster, run.faulty_workers(), run.seed) if run.faulty else cluster
+
+
+def delays(run: Run) -> Callable[[int, int], float]:
+    """The simulated time of a reply, as a function of the worker and the step at which it is asked."""
+    faults = run.faulty_workers()
+
+    def delay(worker: int, step: int) -> float:
+        found = run.delay(worker, run.workers, generator(run.seed, "delay", worker, step))
+        fault = faults(step).get(worker)
+        return found if fault is None else fault.on_delay(found)
+
+    return delay
 
 
 def _ray_cluster(workers: list[Worker], execution: ExecutionSettings) -> Cluster:

@@ -1,7 +1,7 @@
 """The training loop: from a Run to its records."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -93,7 +93,8 @@ def train(
                     measured = {"evaluated": True, "train_loss": finite([loss])[0]}
                     if task.test.classes is not None:
                         measured["accuracy"] = evaluate(problem.accuracy, params, task.test, test_eval)
-                record = outcome.record(faulty=sorted(who(step)), workers=cluster.status._asdict(), **measured)
+                faulty = faulty_at(who, step, outcome.arrivals or ())
+                record = outcome.record(faulty=faulty, workers=cluster.status._asdict(), **measured)
                 journal.append(record)
                 between_steps = True
                 if (step + 1) % execution.checkpoint_every == 0 and step + 1 < run.steps:
@@ -115,6 +116,13 @@ def train(
                 engine.refresh_statistics()
                 _save_model(problem, params, folder / MODEL_FILE)
         return journal.records
+
+
+def faulty_at(who: Callable[[int], Mapping[int, object]], step: int, arrivals: Sequence[Sequence[int]]) -> list[int]:
+    """The workers with a fault at this step; those that arrived asynchronously, when they were asked."""
+    versions = {worker: version for worker, version in arrivals}  # noqa: C416
+    now = {worker for worker in who(step) if worker not in versions}
+    return sorted(now | {worker for worker, version in versions.items() if worker in who(version)})
 
 
 def _watchers(execution: ExecutionSettings, folder: Path | None, first_step: int, stack: ExitStack) -> list[Watcher]:
