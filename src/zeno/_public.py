@@ -67,6 +67,7 @@ from zeno.rules import NNM as NNM
 from zeno.rules import PRE_AGGREGATORS as PRE_AGGREGATORS
 from zeno.rules import RULES as RULES
 from zeno.rules import SMEA as SMEA
+from zeno.rules import AFLGuard as AFLGuard
 from zeno.rules import Arrivals as Arrivals
 from zeno.rules import AutoBANT as AutoBANT
 from zeno.rules import Bucketing as Bucketing
@@ -92,6 +93,7 @@ from zeno.rules import SignGuard as SignGuard
 from zeno.rules import TrimmedMean as TrimmedMean
 from zeno.rules import Zeno as Zeno
 from zeno.rules import ZenoAuto as ZenoAuto
+from zeno.rules import ZenoPP as ZenoPP
 from zeno.rules import chain as chain
 from zeno.rules.aggregate import Aggregate as Aggregate
 from zeno.rules.aggregate import Oracle as Oracle
