@@ -26,7 +26,7 @@ def arrivals(fault: zeno.Fault, faulty: list[int], order: list[int]) -> list[zen
     cluster.trial = lambda candidates, step: candidates.nanmean(dim=0)
     found: list[zeno.Reply] = []
     for step in range(len(order)):
-        for worker in sorted(cluster.idle()):
+        for worker in sorted(cluster.idle(step)):
             cluster.ask(worker, torch.zeros(D), {}, step)
         reply = cluster.next_reply()
         assert reply is not None
@@ -59,7 +59,7 @@ def test_the_fault_of_an_arrival_is_that_of_the_step_at_which_it_was_asked() -> 
     cluster = zeno.Faulty(FakeTickets(2, [0, 0, 1, 1], values), schedule, seed=0)
     sent = []
     for step in range(4):
-        for worker in sorted(cluster.idle()):
+        for worker in sorted(cluster.idle(step)):
             cluster.ask(worker, torch.zeros(D), {}, step)
         reply = cluster.next_reply()
         assert reply is not None

@@ -24,7 +24,7 @@ class FakeTickets(zeno.Cluster):
     def gradients(self, *asked: Any, **more: Any) -> Iterator[zeno.Reply]:
         raise NotImplementedError
 
-    def idle(self) -> Collection[int]:
+    def idle(self, step: int) -> Collection[int]:
         return set(range(self.size)).difference(self._tickets)
 
     def ask(self, worker: int, params: Tensor, buffers: Mapping[str, Tensor], step: int) -> None:

@@ -31,7 +31,7 @@ def cluster(times: dict[tuple[int, int], float], workers: int = 3) -> SimulatedC
 def test_workers_reply_after_their_delays() -> None:
     simulated = cluster({(0, 0): 3.0, (1, 0): 1.0, (2, 0): 2.5, (1, 1): 1.0, (1, 2): 1.0})
     x = simulated.problem.flat.clone()
-    for worker in simulated.idle():
+    for worker in simulated.idle(0):
         simulated.ask(worker, x, {}, 0)
     seen = []
     for step in (1, 2):
@@ -42,7 +42,7 @@ def test_workers_reply_after_their_delays() -> None:
     while (reply := simulated.next_reply()) is not None:
         seen.append((reply.worker, reply.step, simulated.now))
     assert seen == [(1, 0, 1.0), (1, 1, 2.0), (2, 0, 2.5), (0, 0, 3.0), (1, 2, 3.0)]
-    assert sorted(simulated.idle()) == [0, 1, 2]
+    assert sorted(simulated.idle(0)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -105,4 +105,4 @@ def test_delays_have_names_on_the_command_line() -> None:
 def test_a_cluster_without_tickets_says_so() -> None:
     local = zeno.LocalCluster(cluster({}).workers)
     with pytest.raises(TypeError, match="A LocalCluster has no asynchronous workers"):
-        local.idle()
+        local.idle(0)

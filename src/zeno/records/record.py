@@ -35,7 +35,7 @@ class Record:
     accuracy: float | None = None  # on the test set, after this step; None when not measured
     evaluated: bool = False  # whether the loss was measured
     arrivals: list[list[int]] | None = None  # [worker, version] in order of arrival; None where steps are synchronous
-    lost: list[int] = field(default_factory=list)  # workers among these from which nothing readable came
+    lost: list[int] = field(default_factory=list)  # workers among these from which no gradient came
     joined: list[str] = field(default_factory=list)  # names of the workers that are new; empty where they have none
     seconds: dict[str, float] = field(default_factory=dict, compare=False)  # per phase
     workers: dict[str, int] = field(default_factory=dict, compare=False)  # how many are alive, late, lost

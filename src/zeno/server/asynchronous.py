@@ -47,7 +47,7 @@ class Buffer:
     rows: dict[int, Tensor]  # [d] by worker: the usable gradients, in order of arrival
     errors: dict[int, ReplyError]  # by worker: what was wrong with the others
     arrivals: list[list[int]]  # [worker, version], in order of arrival
-    lost: list[int]  # workers among these from which nothing readable came
+    lost: list[int]  # workers among these from which no gradient came
 
 
 class AsynchronousEngine(Engine):
@@ -91,12 +91,12 @@ class AsynchronousEngine(Engine):
         params, buffers = self.params.detach().clone(), {k: b.clone() for k, b in self.problem.buffers.items()}
         while len(found.rows) < self._full(skip):
             arrived = {worker for worker, _ in found.arrivals}
-            for worker in sorted(set(self.cluster.idle()).difference(arrived, skip)):
+            for worker in sorted(set(self.cluster.idle(number)).difference(arrived, skip)):
                 self._versions[worker] = number
                 self.cluster.ask(worker, params, buffers, number)
             reply = self.cluster.next_reply()
             if reply is None:
-                if not set(self.cluster.idle()).difference(arrived, skip):
+                if not set(self.cluster.idle(number)).difference(arrived, skip):
                     break
                 continue
             version = self._versions[reply.worker]

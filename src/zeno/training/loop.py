@@ -53,6 +53,8 @@ def train(
     """
     dry_run(run)
     folder = None if folder is None else Path(folder)
+    if resume and execution.replay is not None:
+        raise ValueError("A replay begins with the first step. Found resume=True. Leave it out.")
     earlier, state = _resume_point(run, folder) if resume else (None, None)
     task, problem = make_problem(run, torch.device(execution.device))
     train_eval, test_eval = (_some(len(dataset), run) for dataset in (task.train, task.test))

@@ -43,8 +43,8 @@ class Cluster(AbstractContextManager["Cluster"], Protocol):
         them, also for the same step.
         """
 
-    def idle(self) -> Collection[int]:
-        """The workers that have no ticket and can be asked now."""
+    def idle(self, step: int) -> Collection[int]:
+        """The workers that have no ticket and can be asked now, at this step."""
         raise TypeError(f"A {type(self).__name__} has no asynchronous workers. Use a cluster that has `ask`.")
 
     def ask(self, worker: int, params: Tensor, buffers: Mapping[str, Tensor], step: int) -> None:
@@ -79,8 +79,8 @@ class ClusterWrapper(Cluster):
     def status(self) -> Status:
         return self.cluster.status
 
-    def idle(self) -> Collection[int]:
-        return self.cluster.idle()
+    def idle(self, step: int) -> Collection[int]:
+        return self.cluster.idle(step)
 
     def ask(self, worker: int, params: Tensor, buffers: Mapping[str, Tensor], step: int) -> None:
         self.cluster.ask(worker, params, buffers, step)

@@ -56,4 +56,4 @@ class Reply:
     gradient: "Tensor | None"  # [d]; None if there is none
     error: ReplyError | None = None  # why there is none
     late: bool = False  # a reply to an earlier step, which continued without it
-    lost: bool = False  # of a ticket that nothing readable came back for: the error is all that is known
+    lost: bool = False  # of a ticket that no gradient came back for: the error is all that is known

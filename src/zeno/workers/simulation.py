@@ -41,7 +41,7 @@ class SimulatedCluster(LocalCluster):
         self._due: list[tuple[float, int]] = []  # a heap: when a worker replies
         self._tickets: dict[int, Ticket] = {}  # by worker
 
-    def idle(self) -> Collection[int]:
+    def idle(self, step: int) -> Collection[int]:
         return [worker for worker in range(self.size) if worker not in self._tickets]
 
     def ask(self, worker: int, params: Tensor, buffers: Mapping[str, Tensor], step: int) -> None:
