@@ -19,6 +19,7 @@ from zeno.rules import (
     MDA,
     NNM,
     SMEA,
+    AFLGuard,
     AutoBANT,
     Bulyan,
     ByGARS,
@@ -40,6 +41,7 @@ from zeno.rules import (
     TrimmedMean,
     Zeno,
     ZenoAuto,
+    ZenoPP,
     chain,
 )
 from zeno.rules.aggregate import Aggregate
@@ -104,6 +106,8 @@ def rules(faulty: int = FAULTY) -> dict[str, Rule]:
         "fedgreed": FedGreed(),
         "zeno": Zeno(faulty),
         "zeno_auto": ZenoAuto(),
+        "zenopp": ZenoPP(),
+        "afl_guard": AFLGuard(),
         "server_alone": ServerAlone(),
         "nnm+trimmed_mean": chain(NNM(faulty), TrimmedMean(faulty)),
         "nnm+krum": chain(NNM(faulty), Krum(faulty)),

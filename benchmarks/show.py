@@ -15,14 +15,22 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cluster, cost, distributed, guard, rules, steps
+from benchmarks import asynchronous, cluster, cost, distributed, guard, rules, steps
 from benchmarks.cost import GRADIENT, Cost
 from benchmarks.peers import PACKAGES, missing
 from benchmarks.rules import Timing
 
 COST_OF = ("cnn", "small_cnn")
 GROWTH = [(10, 10**5), (20, 10**5), (50, 10**5), (100, 10**5), (200, 10**5), (10, 10**6), (10, 10**7), (10, 10**8)]
-PARTS = ("rules", "growth", "steps", "cost", "zeno_auto", "cluster", "distributed", "guard", "nan")
+PARTS = ("rules", "growth", "steps", "cost", "zeno_auto", "cluster", "asynchronous", "distributed", "guard", "nan")
+ON_RAY = ("cluster", "asynchronous")
+MODULES: dict[str, Any] = {
+    "steps": steps,
+    "cluster": cluster,
+    "asynchronous": asynchronous,
+    "distributed": distributed,
+    "guard": guard,
+}
 
 
 def run(what: str, sizes: Sequence[int], threads: int, json_file: Path | None, console: Console) -> None:
@@ -36,8 +44,8 @@ def run(what: str, sizes: Sequence[int], threads: int, json_file: Path | None, c
     found: dict[str, Any] = {"machine": _machine(threads)}
     try:
         for part in PARTS:
-            if part == "cluster" and what == "all" and find_spec("ray") is None:
-                _say("cluster is left out: Ray is not installed")
+            if part in ON_RAY and what == "all" and find_spec("ray") is None:
+                _say(f"{part} is left out: Ray is not installed")
             elif what in (part, "all"):
                 found[part] = _measure(part, sizes, console)
                 if json_file is not None:  # also when the next part is interrupted
@@ -73,9 +81,8 @@ def _measure(part: str, sizes: Sequence[int], console: Console) -> Any:
         ratios = cost.zeno_auto_by_workers()
         console.print(f"zeno_auto, in units of {GRADIENT} of 100 samples, by workers: {_short(dict(ratios))}")
         return ratios
-    if part in ("steps", "cluster", "distributed", "guard"):
-        modules: dict[str, Any] = {"steps": steps, "cluster": cluster, "distributed": distributed, "guard": guard}
-        return modules[part].everything(lambda name, numbers: console.print(f"{name}: {_short(numbers)}"))
+    if part in MODULES:
+        return MODULES[part].everything(lambda name, numbers: console.print(f"{name}: {_short(numbers)}"))
     rows = {label: rules.one_bad_worker_of_seven(value) for label, value in (("NaN", math.nan), ("Inf", math.inf))}
     for label, table in rows.items():
         console.print(_bad_row_table(label, table))

@@ -10,6 +10,7 @@ from zeno.faults import Fang as Fang
 from zeno.faults import Fault as Fault
 from zeno.faults import Faulty as Faulty
 from zeno.faults import FeatureNoise as FeatureNoise
+from zeno.faults import Flood as Flood
 from zeno.faults import Garbage as Garbage
 from zeno.faults import Gaussian as Gaussian
 from zeno.faults import Hang as Hang
@@ -30,6 +31,7 @@ from zeno.faults import Replay as Replay
 from zeno.faults import Scene as Scene
 from zeno.faults import SignFlip as SignFlip
 from zeno.faults import Slow as Slow
+from zeno.faults import Stale as Stale
 from zeno.faults import Together as Together
 from zeno.faults import Turncoat as Turncoat
 from zeno.faults import Zero as Zero
@@ -65,6 +67,7 @@ from zeno.rules import NNM as NNM
 from zeno.rules import PRE_AGGREGATORS as PRE_AGGREGATORS
 from zeno.rules import RULES as RULES
 from zeno.rules import SMEA as SMEA
+from zeno.rules import AFLGuard as AFLGuard
 from zeno.rules import Arrivals as Arrivals
 from zeno.rules import AutoBANT as AutoBANT
 from zeno.rules import Bucketing as Bucketing
@@ -90,6 +93,7 @@ from zeno.rules import SignGuard as SignGuard
 from zeno.rules import TrimmedMean as TrimmedMean
 from zeno.rules import Zeno as Zeno
 from zeno.rules import ZenoAuto as ZenoAuto
+from zeno.rules import ZenoPP as ZenoPP
 from zeno.rules import chain as chain
 from zeno.rules.aggregate import Aggregate as Aggregate
 from zeno.rules.aggregate import Oracle as Oracle

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks import cluster, cost, rules, show, steps
+from benchmarks import asynchronous, cluster, cost, rules, show, steps
 from benchmarks.__main__ import app
 from benchmarks.clock import Contender, best_milliseconds
 from benchmarks.cost import GRADIENT, STATISTICS, Cost
@@ -171,3 +172,19 @@ def test_without_ray_all_leaves_the_cluster_out_with_a_line(
     monkeypatch.setattr(show, "find_spec", lambda package: None)
     show.run("all", [300], 1, None, Console())
     assert capsys.readouterr().err == "note: cluster is left out: Ray is not installed\n"
+
+
+def test_faults_of_asynchronous_runs_are_measured_beside_the_good_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    asynchronous.faults("digits", None, ["zero"], steps=4)
+    first, *_, row = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"good workers alone [\d.]+, server alone [\d.]+", first)
+    assert re.fullmatch(r"\| `zero` \| [\d.]+ \| [\d.]+ \|", row)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+def test_a_slow_worker_is_measured_beside_the_others() -> None:
+    found = asynchronous.slow_worker(gradient_seconds=0.2, seconds=2.0)
+    assert found["updates_per_second"] > 0
+    assert found["updates_per_second_of_seven"] > 0
+    assert found["synchronous_steps_per_second"] > 0

@@ -32,6 +32,8 @@ OWN_PARAMETERS = {
     "pulse": "every=3, scale=2.0",
     "fang": "against='krum'",
     "cancelling_offsets": "strength=3.0",
+    "stale": "age=3",
+    "flood": "speed=30.0, sends='inner_product'",
 }
 SCHEDULED = "on=2, start=1, end=9, chance=0.5, redraw=True"
 
@@ -53,7 +55,7 @@ def test_the_description_of_a_fault_parses_to_an_equal_one(name: str) -> None:
 
 ON_DATA = {"label_flip", "label_noise", "feature_noise", "backdoor"}
 NO_NUMBERS = {"crash", "hang", "slow", "garbage"}
-AT_FIRST_CORRECT = {"replay", "pulse"}
+AT_FIRST_CORRECT = {"replay", "pulse", "stale"}
 
 
 def sent_under(fault: zeno.Fault, seed: int, steps: int = 2) -> list[list[zeno.Reply]]:

@@ -289,6 +289,20 @@ def test_hovering_shows_weights_and_the_share_of_the_server(window: Open) -> Non
         assert len(shown.lightness()) == 3
 
 
+def test_an_asynchronous_run_shows_staleness(window: Open) -> None:
+    arrived = [
+        replace(record, arrivals=[[0, record.step], [3, max(0, record.step - 7)]], quarantined=[1]) for record in made()
+    ]
+    with window(build([run_of(arrived)])) as shown:
+        shown.page.mouse.move(*shown.cell(3, 40))
+        assert "staleness 7" in shown.text("#readout")
+        shown.page.mouse.move(*shown.cell(0, 40))
+        assert "staleness 0" in shown.text("#readout")
+        shown.page.mouse.move(*shown.cell(1, 40))
+        assert "step 40: did not arrive" in shown.text("#readout")
+        assert "the mean staleness of a worker's arrivals" in shown.text("#map-legend")
+
+
 def test_equal_weights_look_as_records_without_weights(window: Open, report: str) -> None:
     equal = [
         record if record.kept is None else replace(record, weights=[kept / 7 for kept in record.kept])

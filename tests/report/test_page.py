@@ -44,6 +44,30 @@ def unpacked(packed: dict[str, str], *shape: int) -> Any:
     return np.frombuffer(raw, "<" + packed["kind"]).reshape(shape or (-1,))
 
 
+def arrived(step: int, arrivals: list[list[int]]) -> Record:
+    return Record(step, 0.1, [True, False], [1.0, 0.0], arrivals=arrivals)
+
+
+def test_the_page_holds_the_staleness_of_an_asynchronous_run() -> None:
+    records = [arrived(t, [[0, t], [1, max(0, t - 3)]][: 1 + t % 2]) for t in range(8)]
+    run = packed_run(run_of(records), 1)
+    none = 0
+    expected = [[1, none if t % 2 == 0 else 1 + min(t, 3)] for t in range(8)]
+    assert unpacked(run["staleness"], 8, 2).tolist() == expected
+    assert run["staleness_of_workers"] == [0.0, (1 + 3 + 3 + 3) / 4]
+    binned = packed_run(run_of(records), 4)
+    assert unpacked(binned["staleness"], 2, 2).tolist() == [[1, 1 + 2], [1, 1 + 3]]
+    assert packed_run(run_of(made()), 1)["staleness_of_workers"] is None
+    assert "staleness" not in packed_run(run_of(made()), 1)
+
+
+@pytest.mark.parametrize("arrivals", [[[0]], [[0, 1, 2]], [[2, 0]], [[-1, 0]], [[0, 9]], [[0, -1]], [[]]])
+def test_arrivals_that_no_run_has_are_damage(tmp_path: Path, arrivals: list[list[int]]) -> None:
+    fitting = [arrived(0, [[0, 0]]), arrived(1, [[1, 0], [0, 1]])]
+    assert len(read_run(write(tmp_path / "good", fitting)).records) == 2
+    assert len(read_run(write(tmp_path / "bad", [fitting[0], arrived(1, arrivals)])).records) == 1
+
+
 def test_the_page_holds_the_values_of_the_records() -> None:
     records = made()
     [run] = data_of(build([run_of(records)]))["runs"]

@@ -64,6 +64,8 @@ AFTER: dict[str, zeno.Rule] = {
     "bygars": zeno.ByGARS(),
     "fedgreed": zeno.FedGreed(),
     "zeno": zeno.Zeno(trim=1),
+    "zenopp": zeno.ZenoPP(),
+    "afl_guard": zeno.AFLGuard(),
 }
 PER_COORDINATE = ("median", "trimmed_mean", "meamed", "phocas", "bulyan")  # which weigh each coordinate differently
 

@@ -29,6 +29,8 @@ RULES = [
     zeno.SignGuard(),
     zeno.FLTrust(),
     zeno.ByGARS(),
+    zeno.ZenoPP(),
+    zeno.AFLGuard(),
     zeno.MoNNA(FAULTY),
     zeno.Zeno(FAULTY, score="first_order"),
     zeno.ZenoAuto(),

@@ -241,6 +241,22 @@ def reference_zeno(rows: Array, descents: Array, faulty: int) -> tuple[Array, se
     return mean_of(rows, lowest(5e-4 * (rows**2).sum(axis=1) - descents, len(rows) - faulty))
 
 
+def reference_zenopp(rows: Array, descents: Array, faulty: int) -> tuple[Array, set[int]]:
+    v, accepted = own_gradient(rows.shape[1]), {}
+    for i, u in enumerate(rows):
+        if np.linalg.norm(u) > 0:
+            rescaled = u * np.linalg.norm(v) / np.linalg.norm(u)
+            if LR * v @ rescaled - 0.001 * rescaled @ rescaled >= 0:
+                accepted[i] = rescaled
+    return (np.mean(list(accepted.values()), axis=0) if accepted else np.zeros(len(v))), set(accepted)
+
+
+def reference_afl_guard(rows: Array, descents: Array, faulty: int) -> tuple[Array, set[int]]:
+    v = own_gradient(rows.shape[1])
+    accepted = [i for i, u in enumerate(rows) if np.linalg.norm(u - v) <= 1.5 * np.linalg.norm(v)]
+    return mean_of(rows, accepted) if accepted else (np.zeros(len(v)), set())
+
+
 @dataclass(frozen=True)
 class Case:
     make: Callable[[int], Rule]  # how many faulty workers to tolerate -> rule
@@ -304,6 +320,10 @@ CASES = {
         lambda b: zeno.FedGreed(), all_but_one, reference_fedgreed, lowers=False, ties=False, scales=False
     ),
     "zeno": Case(zeno.Zeno, all_but_one, reference_zeno),
+    "zenopp": Case(lambda b: zeno.ZenoPP(), all_but_one, reference_zenopp, lowers=False, ties=False, scales=False),
+    "afl_guard": Case(
+        lambda b: zeno.AFLGuard(), all_but_one, reference_afl_guard, lowers=False, ties=False, scales=False
+    ),
 }
 every_rule = pytest.mark.parametrize("name", CASES)
 

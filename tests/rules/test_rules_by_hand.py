@@ -187,6 +187,59 @@ def test_fltrust_weighs_by_cosine_and_takes_the_length_of_the_servers_gradient()
     assert not away.kept.any()
 
 
+def test_zenopp_accepts_what_points_along_the_servers_gradient_and_gives_it_its_length() -> None:
+    # v = (2, 0), lr = .5. Rescaled to length 2: (2, 0), (1.2, 1.6), (-2, 0), (0, 2).
+    candidates = torch.tensor([[10.0, 0.0], [3.0, 4.0], [-1.0, 0.0], [0.0, 7.0], [0.0, 0.0]])
+    oracle = own([2.0, 0.0], lr=0.5)
+    result = zeno.ZenoPP(rho=0.25)(candidates, oracle)
+    assert result.scores is not None
+    assert result.scores.tolist() == pytest.approx([2 - 1, 1.2 - 1, -2 - 1, -1, 0])
+    assert result.kept.tolist() == [True, True, False, False, False]
+    assert result.update.tolist() == pytest.approx([1.6, 0.8])
+    assert result.weights.tolist() == pytest.approx([0.1, 0.2, 0, 0, 0])
+    lenient = zeno.ZenoPP(rho=0.25, epsilon=2.0)(candidates, oracle)  # 1 more for each
+    assert lenient.kept.tolist() == [True, True, False, True, False]
+    none = zeno.ZenoPP()(candidates[2:3], oracle)
+    assert none.update.tolist() == [0.0, 0.0]
+    assert not none.kept.any()
+
+
+def test_zenopp_with_one_arrival_is_the_published_algorithm() -> None:
+    """Each arrival alone; the server's gradient is that of the first of three."""
+    rule, state = zeno.ZenoPP(rho=0.0, every=3), None
+    updates: list[list[float]] = []
+    for arrival in range(6):
+        oracle = own([1.0 + arrival, 0.0])  # changes at every step
+        found = rule(torch.tensor([[math.nan, 0.0], [0.5, 0.0]]), oracle, state)
+        state, updates = found.state, [*updates, found.update.tolist()]
+    assert updates == [[1.0, 0.0]] * 3 + [[4.0, 0.0]] * 3
+
+
+def test_zenopp_with_a_gradient_of_zero_moves_nothing() -> None:
+    result = zeno.ZenoPP()(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), own([0.0, 0.0]))
+    assert result.update.tolist() == [0.0, 0.0]
+
+
+def test_afl_guard_accepts_what_is_near_the_servers_gradient() -> None:
+    # v = (2, 0): distances 1, 3, 4 and 2 of at most 1.5 * 2.
+    candidates = torch.tensor([[3.0, 0.0], [2.0, 3.0], [-2.0, 0.0], [0.0, 0.0]])
+    result = zeno.AFLGuard()(candidates, own([2.0, 0.0]))
+    assert result.scores is not None
+    assert result.scores.tolist() == pytest.approx([2.0, 0.0, -1.0, 1.0])
+    assert result.kept.tolist() == [True, True, False, True]
+    assert result.update.tolist() == pytest.approx([5 / 3, 1.0])
+    none = zeno.AFLGuard(radius=0.1)(candidates, own([2.0, 0.0]))
+    assert none.update.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("rule", [zeno.ZenoPP(every=2), zeno.AFLGuard(every=2)])
+def test_a_kept_gradient_is_one_of_this_model(rule: zeno.Rule) -> None:
+    state = rule(torch.ones(1, 2), own([1.0, 1.0])).state
+    assert rule(torch.ones(1, 2), None if isinstance(rule, zeno.AFLGuard) else own([9.0, 9.0]), state).kept.all()
+    with pytest.raises(ValueError, match=r"needs a gradient of 3 numbers. Found \[2\]"):
+        rule(torch.ones(1, 3), own([1.0] * 3), state)
+
+
 def test_bant_averages_by_trust_over_the_steps() -> None:
     # Promises .75, .25, 0, 0 of trust .25 each.
     first = zeno.BANT()(column(1.0, 2.0, 9.0, 5.0), FakeOracle(torch.tensor([3.0, 1.0, -1.0, 0.0])))
@@ -317,7 +370,14 @@ def test_rates_are_shares(rate: float) -> None:
             make(rate)
 
 
-GRADIENT_RULES = [zeno.FLTrust(), zeno.MoNNA(faulty=1), zeno.Zeno(trim=1, score="first_order"), zeno.ByGARS()]
+GRADIENT_RULES = [
+    zeno.FLTrust(),
+    zeno.MoNNA(faulty=1),
+    zeno.Zeno(trim=1, score="first_order"),
+    zeno.ByGARS(),
+    zeno.ZenoPP(),
+    zeno.AFLGuard(),
+]
 
 
 @pytest.mark.parametrize("rule", GRADIENT_RULES)

@@ -18,13 +18,14 @@ ROOT = Path(__file__).parent.parent
 
 
 def check_names(settings: Mapping[str, Any], also: tuple[str, ...] = ()) -> None:
-    """Raises an error for an unknown rule, fault, task, model or split, or for a parameter that it does not have."""
+    """Raises an error for an unknown name of a rule, fault, task, model, split or delay, or an unknown parameter."""
     known = {
         "task": constant("problem.tasks", "TASKS"),
         "model": constant("problem.models", "MODELS"),
         "split": constant("problem.splits", "SPLITS"),
         "rule": constant("rules", "PRE_AGGREGATORS") | constant("rules", "RULES"),
         "fault": constant("faults", "FAULTS"),
+        "delay": constant("workers.delays", "DELAYS"),
     }
     for what, found in known.items():
         value = settings.get(what)

@@ -2,7 +2,9 @@
 
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -24,6 +26,26 @@ def to_continue(folder: Path, command: str = "train") -> str:
     return f"to continue: zeno {command} --resume {folder}"
 
 
+class Pace:
+    """Updates per second of an asynchronous run, and its recent arrivals: how many were accepted, and how stale."""
+
+    RECENT = 100  # updates
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._recent: deque[tuple[float, int, int, int]] = deque(maxlen=self.RECENT + 1)
+
+    def add(self, record: Record) -> str:
+        """Adds an update; returns the text to show."""
+        ages = record.staleness.values()
+        self._recent.append((self._clock(), sum(record.kept or ()), len(ages), sum(ages)))
+        began, (now, *_) = self._recent[0][0], self._recent[-1]
+        rate = (len(self._recent) - 1) / (now - began) if now > began else 0.0
+        kept, arrivals, age = (sum(column) for column in list(zip(*self._recent, strict=True))[1:])
+        share, mean = (kept / arrivals, age / arrivals) if arrivals else (0.0, 0.0)
+        return f"{rate:.1f} updates/s, {share:.0%} accepted, staleness {mean:.1f}"
+
+
 class TrainingProgress:
     """Progress bars in steps, with the time left: one bar for each name, over all of its jobs.
 
@@ -36,6 +58,7 @@ class TrainingProgress:
         self._interrupt: KeyboardInterrupt | None = None
         self._latest: Job | None = None
         self._steps: dict[str, int] = {}  # done, by the name of the job
+        self._paces: dict[str, Pace] = {}  # of asynchronous runs, by the name of the job
         self._jobs = [job for jobs in bars.values() for job in jobs]
         self._progress = Progress(
             TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
@@ -60,7 +83,10 @@ class TrainingProgress:
         self._progress.start_task(bar)
         self._progress.update(bar, advance=record.step + 1 - self._steps.get(job.name, 0))
         if of_one_job:
-            if job.execution.cluster != "local":
+            if record.arrivals is not None:
+                pace = self._paces.setdefault(job.name, Pace())
+                self._progress.update(bar, workers=pace.add(record))
+            elif job.execution.cluster != "local":
                 counts = [f"{n} {kind}" for kind, n in record.workers.items() if n or kind == "alive"]
                 self._progress.update(bar, workers=", ".join(counts))
             if record.accuracy is not None:

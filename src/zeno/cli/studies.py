@@ -65,7 +65,9 @@ def matrix(
 
 def reproduce(
     figure: list[str] | None = typer.Argument(
-        None, help="Figures of the paper, such as label_flip, or one panel: label_flip/q12.", show_default="all"
+        None,
+        help="Figures of the paper, such as label_flip, or one panel: label_flip/q12. zenopp: those of Zeno++.",
+        show_default="all",
     ),
     scale: str | None = option(
         "paper (full CNN, 200 epochs, 10 repeats), small (a quarter as wide, 10 epochs) or smoke (seconds).", "small"
@@ -98,19 +100,22 @@ def reproduce(
     chosen = replace(chosen, data=data)
     folder = resume or new_folder(out_folder, f"reproduce-{chosen.name}")
     from zeno.cli.progress import TrainingProgress, to_continue
-    from zeno.studies.reproduction import pages
+    from zeno.studies.reproduction import pages, zenopp
     from zeno.studies.reproduction import reproduce as reproduction
-    from zeno.studies.reproduction.figures import figures
+    from zeno.studies.reproduction.claims import FIRST
+    from zeno.studies.reproduction.figures import chosen_of
     from zeno.studies.sweep import finished
 
-    to_draw, outcomes = figures(chosen, figure or ()), reproduction.outcomes_in(folder)
+    paper = zenopp.PAPER if figure and figure[0].partition("/")[0] == zenopp.NAME else FIRST
+    to_draw = chosen_of({one.name: one for one in paper.figures(chosen)}, figure or ())
+    outcomes = reproduction.outcomes_in(folder)
     bars = {"reproduction": reproduction.jobs_of(to_draw, folder, device)}
     again = " ".join([to_continue(folder, "reproduce"), *(figure or ()), *(["--data", data] if data else [])])
     with TrainingProgress(bars, outcomes.read(), again) as progress:
         reproduction.run(chosen, to_draw, folder, device, processes, progress.on_record)
     results = outcomes.read()
     if finished(results):
-        found, summary = pages.write(chosen, finished(results), folder)
+        found, summary = pages.write(chosen, finished(results), folder, paper)
         if as_json:
             print(json.dumps(summary, indent=2))
         else:

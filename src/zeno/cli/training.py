@@ -13,12 +13,13 @@ from zeno.cli.catalogue import check_names, constant
 from zeno.cli.options import FILE, JSON, OUT, new_folder, option, read_toml, settings_to_resume, with_settings
 from zeno.problem.registry import parse, split
 from zeno.records import toml
-from zeno.records.folder import COMPARE_FILE, RUN_FILE
+from zeno.records.folder import COMPARE_FILE, RUN_FILE, Reader, lines_in
 from zeno.training.execution import ONLY_RAY, ExecutionSettings, execution_from, without_execution
 from zeno.training.run import Run, check_values
 
 DEFAULTS = constant("studies.compare", "DEFAULTS")
 RULES = constant("studies.compare", "RULES")
+MAY_CHANGE = ("replay", "steps", "data", "device", "tensorboard", "metrics_port", "checkpoint_every", "checkpoints")
 
 
 @with_settings()
@@ -38,6 +39,8 @@ def train(
     """Train once and write a run folder: settings, one record per step, checkpoints, figures, the model."""
     if resume is not None:
         file = settings_to_resume(resume, RUN_FILE, "run", "train", file or out_folder)
+    if settings.get("replay") is not None:
+        file, settings = _to_replay(Path(settings["replay"]), file, settings)
     from_file = read_toml(file)
     if settings.get("cluster") == "local":  # settings of a Ray cluster in the file do not apply
         from_file = {name: value for name, value in from_file.items() if name not in ONLY_RAY}
@@ -84,6 +87,16 @@ def compare(
 
     runs = comparison.runs(without_execution(everything), rules)
     _execute(runs, execution, folder, as_json, {**DEFAULTS, **everything, "rule": rules})
+
+
+def _to_replay(folder: Path, file: Path | None, settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """The settings file of a run to replay, and the settings of the replay: in this process, as many steps."""
+    others = [name for name in settings if name not in MAY_CHANGE]
+    if file is not None or others or not (folder / RUN_FILE).is_file():
+        why = f"There is no run in {folder}" if not (file or others) else f"Found {others[0] if others else file}"
+        raise ValueError(f"A replay has the settings of its run, in its folder. {why}. Name a run folder alone.")
+    steps = sum(1 for _ in Reader().records(lines_in(folder)[0]))
+    return folder / RUN_FILE, {"cluster": "local", "steps": max(1, steps), **settings}
 
 
 def _rules_of(found: object) -> list[str]:

@@ -11,6 +11,7 @@ from zeno.faults.fault import Scene as Scene
 from zeno.faults.fault import Together as Together
 from zeno.faults.fault import together as together
 from zeno.faults.feature_noise import FeatureNoise as FeatureNoise
+from zeno.faults.flood import Flood as Flood
 from zeno.faults.garbage import Garbage as Garbage
 from zeno.faults.gaussian import Gaussian as Gaussian
 from zeno.faults.hang import Hang as Hang
@@ -31,6 +32,7 @@ from zeno.faults.random_bits import RandomBits as RandomBits
 from zeno.faults.replay import Replay as Replay
 from zeno.faults.sign_flip import SignFlip as SignFlip
 from zeno.faults.slow import Slow as Slow
+from zeno.faults.stale import Stale as Stale
 from zeno.faults.turncoat import Turncoat as Turncoat
 from zeno.faults.zero import Zero as Zero
 
@@ -48,6 +50,7 @@ FAULTS: dict[str, type[Fault]] = {
     "non_finite": NonFinite,
     "huge": Huge,
     "replay": Replay,
+    "stale": Stale,
     "random_bits": RandomBits,
     "pulse": Pulse,
     # colluding
@@ -67,5 +70,6 @@ FAULTS: dict[str, type[Fault]] = {
     "hang": Hang,
     "slow": Slow,
     "garbage": Garbage,
+    "flood": Flood,
 }
 """Faults by their names on the command line and in TOML files."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from zeno.faults.parameters import Share, Switch, check
 from zeno.problem.dataset import Batch
 from zeno.rules.parameters import Count, PositiveCount, Requirement
-from zeno.workers.reply import Reply
+from zeno.workers.reply import NO_REPLY, Reply
 
 SCHEDULE = {
     "on": "Number of workers; by default its share of the run's faulty workers.",
@@ -129,6 +129,18 @@ class Fault:
             return replies
         sent = dict(zip(scene.workers, self.on_gradients(scene), strict=True))
         return [replace(r, gradient=sent[r.worker]) if r.worker in sent else r for r in replies]
+
+    def on_arrival(self, reply: Reply, scene: Scene) -> Reply:
+        """The reply of one faulty worker in an asynchronous run; by default, `on_replies` of this reply alone.
+
+        The gradients of the scene are the last ones of every worker, this one's included, of whatever version.
+        """
+        sent = [one for one in self.on_replies([reply], scene) if one.worker == reply.worker and not one.late]
+        return sent[0] if sent else Reply(reply.worker, reply.step, None, NO_REPLY)
+
+    def on_delay(self, delay: float) -> float:
+        """The time that the faulty worker takes for a reply in a simulated asynchronous run, instead of `delay`."""
+        return delay
 
 
 class IndependentFault(Fault):

@@ -43,6 +43,10 @@ class Faulty(ClusterWrapper):
         self.seed = seed
         self.trial: Callable[[Tensor, int], Tensor | None] | None = None  # the rule: (candidates, step) -> update
         self._memory: dict[str, dict[str, Any]] = {}  # by fault
+        self._tickets: dict[
+            int, tuple[int, Tensor]
+        ] = {}  # the step and the parameters that a worker was last asked for
+        self._latest: dict[int, Tensor] = {}  # [d] by worker: what it computed last, in an asynchronous run
 
     def gradients(
         self, params: Tensor, buffers: Mapping[str, Tensor], step: int, need: int = 1, skip: Collection[int] = NOBODY
@@ -72,6 +76,38 @@ class Faulty(ClusterWrapper):
             sent += wrong
         yield from sorted(sent, key=lambda reply: (not reply.late, reply.worker))
 
+    def ask(self, worker: int, params: Tensor, buffers: Mapping[str, Tensor], step: int) -> None:
+        self._tickets[worker] = step, params
+        super().ask(worker, params, buffers, step)
+
+    def next_reply(self) -> Reply | None:
+        """The faults of an arrival are those of the step at which its worker was asked."""
+        reply = self.cluster.next_reply()
+        if reply is None or reply.lost:
+            return reply
+        step, params = self._tickets[reply.worker]
+        self._latest |= _gradients([reply], params, step)
+        faults = self.schedule(step)
+        fault = faults.get(reply.worker)
+        if fault is None:
+            return reply
+        names = _by_fault(faults)
+        own = {i: self._latest[i] for i in names[repr(fault)] if i in self._latest}
+        correct = [gradient for i, gradient in sorted(self._latest.items()) if i not in faults]
+        trial = self.trial
+        scene = Scene(
+            step=step,
+            workers=list(own),
+            own=_stacked(list(own.values()), params),
+            correct=_stacked(correct, params),
+            rng=generator(self.seed, "fault on gradients", list(names).index(repr(fault)), step),
+            size=self.size,
+            others={i: gradient for i, gradient in self._latest.items() if i not in own},
+            aggregate=None if trial is None else lambda candidates: trial(candidates, step),
+            memory=self._memory.setdefault(repr(fault), {}),
+        )
+        return fault.on_arrival(reply, scene)
+
     def _ask(
         self, params: Tensor, buffers: Mapping[str, Tensor], step: int, faults: Faults, need: int, skip: Collection[int]
     ) -> list[Reply]:
@@ -99,10 +135,11 @@ class Faulty(ClusterWrapper):
         return arrived + [Reply(i, step, nothing) for i in sorted(unasked)]
 
     def state_to_save(self) -> dict[str, Any]:
-        return {"faults": self._memory, **super().state_to_save()}
+        return {"faults": self._memory, "latest": self._latest, **super().state_to_save()}
 
     def load_state(self, state: Any) -> None:
         self._memory = dict(state["faults"])
+        self._latest = dict(state.get("latest", {}))  # older checkpoints are of synchronous runs
         super().load_state(state)
 
 

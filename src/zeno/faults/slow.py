@@ -8,7 +8,7 @@ from zeno.workers.reply import CAME_LATE, Reply
 
 @dataclass(frozen=True)
 class Slow(IndependentFault):
-    """Replies arrive `steps` steps late, and are discarded."""
+    """Replies arrive `steps` steps late, and are discarded; in an asynchronous run, each takes `steps` times longer."""
 
     steps: PositiveCount = 1
 
@@ -18,3 +18,9 @@ class Slow(IndependentFault):
         scene.memory["under way"] = [pair for pair in waiting if pair not in due]
         failed = [reply for reply in replies if reply.worker not in scene.workers]
         return [*failed, *(Reply(worker, step, None, CAME_LATE, late=True) for step, worker in due)]
+
+    def on_arrival(self, reply: Reply, scene: Scene) -> Reply:
+        return reply
+
+    def on_delay(self, delay: float) -> float:
+        return delay * (1 + self.steps)

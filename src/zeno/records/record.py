@@ -34,6 +34,8 @@ class Record:
     train_loss: float | None = None  # after this step, if evaluated; None when not finite
     accuracy: float | None = None  # on the test set, after this step; None when not measured
     evaluated: bool = False  # whether the loss was measured
+    arrivals: list[list[int]] | None = None  # [worker, version] in order of arrival; None where steps are synchronous
+    lost: list[int] = field(default_factory=list)  # workers among these from which no gradient came
     joined: list[str] = field(default_factory=list)  # names of the workers that are new; empty where they have none
     machines: dict[int, str] = field(default_factory=dict, compare=False)  # worker -> where it runs, from this step on
     seconds: dict[str, float] = field(default_factory=dict, compare=False)  # per phase
@@ -45,6 +47,11 @@ class Record:
         if self.kept is None or not any(self.kept):
             return []
         return [worker for worker, kept in enumerate(self.kept) if not kept and worker not in self.quarantined]
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """Of each arrival in an asynchronous run: the updates since its worker was asked."""
+        return {worker: self.step - version for worker, version in self.arrivals or ()}
 
     @property
     def measured(self) -> bool:

@@ -130,7 +130,11 @@ def _width(record: Record) -> int:
 
 def _fits(record: Record, workers: int) -> bool:
     """Whether a record has the sizes, and names of machines, that a run with so many workers writes."""
-    named = {*record.errors, *record.quarantined, *record.late, *(record.faulty or ()), *record.machines}
+    arrivals = record.arrivals or ()
+    if not all(len(pair) == 2 and 0 <= pair[1] <= record.step for pair in arrivals):
+        return False
+    named = {*record.errors, *record.quarantined, *record.late, *(record.faulty or ()), *record.lost, *record.machines}
+    named |= {worker for worker, _ in arrivals}
     rows = (record.kept, record.scores, record.weights, record.cosines, record.lengths)
     sized = all(len(row) == workers for row in rows if row is not None)
     return sized and all(0 <= i < workers for i in named) and all(map(is_name, record.machines.values()))

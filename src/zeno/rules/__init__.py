@@ -1,5 +1,6 @@
 """How candidates are combined into an update: one aggregation rule per module."""
 
+from zeno.rules.afl_guard import AFLGuard as AFLGuard
 from zeno.rules.arc import ARC as ARC
 from zeno.rules.auto_bant import AutoBANT as AutoBANT
 from zeno.rules.bant import BANT as BANT
@@ -34,6 +35,7 @@ from zeno.rules.streaming import Arrivals as Arrivals
 from zeno.rules.trimmed_mean import TrimmedMean as TrimmedMean
 from zeno.rules.zeno import Zeno as Zeno
 from zeno.rules.zeno_auto import ZenoAuto as ZenoAuto
+from zeno.rules.zenopp import ZenoPP as ZenoPP
 
 RULES: dict[str, type[Rule]] = {
     "mean": Mean,
@@ -60,6 +62,8 @@ RULES: dict[str, type[Rule]] = {
     "fedgreed": FedGreed,
     "zeno": Zeno,
     "zeno_auto": ZenoAuto,
+    "zenopp": ZenoPP,
+    "afl_guard": AFLGuard,
     "server_alone": ServerAlone,
 }
 """Rules by their names on the command line and in TOML files."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from zeno.rules.rule import Aggregate, Oracle, Rows, Rule, Samples, Tolerated, keep_lowest
 
@@ -17,7 +18,13 @@ class MoNNA(Rule):
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         rows.require(self.faulty + 1, "more than faulty", faulty=self.faulty)
         trusted = rows.server_gradient(oracle)
-        distances = torch.zeros(rows.n, dtype=torch.float64, device=trusted.device)
-        for columns, block in rows.blocks():
-            distances += (block - trusted[columns].to(block.dtype)).double().square().sum(dim=1)
+        distances = squared_distances_to(rows, trusted)
         return rows.average(keep_lowest(distances, rows.n - rows.remaining(self.faulty)), scores=-distances)
+
+
+def squared_distances_to(rows: Rows, vector: Tensor) -> Tensor:
+    """||row - vector||^2 -> [n] in float64."""
+    distances = torch.zeros(rows.n, dtype=torch.float64, device=vector.device)
+    for columns, block in rows.blocks():
+        distances += (block - vector[columns].to(block.dtype)).double().square().sum(dim=1)
+    return distances

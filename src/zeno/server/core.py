@@ -91,6 +91,8 @@ class Step:
         self.errors: dict[int, ReplyError] = {}  # what was wrong with a worker's reply
         self.late: list[int] = []  # workers whose reply to an earlier step arrived now and was discarded
         self.unasked: list[int] = []  # workers that were left out
+        self.arrivals: list[list[int]] | None = None  # of an asynchronous step: [worker, version], in order
+        self.lost: list[int] = []  # workers among these from which no gradient came
         self.aggregate: Aggregate | None = None  # None: the step is skipped
         self.failure: TooFewUsable | None = None  # why it is skipped
         scorer = core.scorer if core.rule.scores_on_arrival else None
@@ -224,6 +226,8 @@ class Step:
             late=self.late,
             skipped=self.skipped,
             note=self.note,
+            arrivals=self.arrivals,
+            lost=self.lost,
             seconds=self.seconds,
             **found,
             **more,

@@ -17,12 +17,17 @@ from zeno.problem.dataset import generator, hold_out
 from zeno.problem.problem import Problem
 from zeno.problem.registry import build, parse
 from zeno.problem.tasks import Task, load_task, on_device, with_model
+from zeno.records.folder import read
+from zeno.server.asynchronous import AsynchronousEngine, Asynchrony
 from zeno.server.engine import Engine
 from zeno.training.execution import ExecutionSettings
 from zeno.training.run import Run
 from zeno.workers.cluster import Cluster
+from zeno.workers.delays import Constant
 from zeno.workers.local import LocalCluster
 from zeno.workers.momentum import MomentumCluster
+from zeno.workers.replay import Arrival, ReplayedCluster
+from zeno.workers.simulation import SimulatedCluster
 from zeno.workers.worker import Worker
 
 
@@ -61,7 +66,9 @@ def make_engine(run: Run, task: Task, problem: Problem, execution: ExecutionSett
 
         scorer = stack.enter_context(closing(RayScorers(problem, execution.scorers)))
     optimizer, schedule = make_optimizer(run, nn.Parameter(problem.flat.clone()))  # [d]
-    engine = Engine(problem, run.rule, cluster, task.train, server_samples, optimizer, schedule, run.seed, scorer)
+    parts = (problem, run.rule, cluster, task.train, server_samples, optimizer, schedule, run.seed, scorer)
+    asynchrony = Asynchrony(run.buffer, run.max_staleness, run.staleness_discount)
+    engine = AsynchronousEngine(*parts, asynchrony=asynchrony) if run.asynchronous else Engine(*parts)
     stack.enter_context(closing(engine))
     if isinstance(cluster, Faulty):
         cluster.trial = engine.trial  # some faults know the rule
@@ -84,13 +91,52 @@ def make_cluster(
         for i, shard in enumerate(shards)
     ]
     workers = poisoned(workers, run.faulty_workers()) if run.faulty else workers
-    cluster: Cluster = LocalCluster(workers) if execution.cluster == "local" else _ray_cluster(workers, execution)
+    cluster: Cluster
+    if execution.cluster == "ray":
+        cluster = _ray_cluster(run, workers, execution)
+    elif execution.replay is not None:
+        cluster = ReplayedCluster(workers, arrivals_in(Path(execution.replay), run))
+    elif run.asynchronous:
+        cluster = SimulatedCluster(workers, delays(run))
+    else:
+        cluster = LocalCluster(workers)
     cluster = MomentumCluster(cluster, run.worker_momentum) if run.worker_momentum else cluster
     return Faulty(cluster, run.faulty_workers(), run.seed) if run.faulty else cluster
 
 
-def _ray_cluster(workers: list[Worker], execution: ExecutionSettings) -> Cluster:
-    from zeno.workers.ray import RayCluster  # Ray is an extra
+def delays(run: Run) -> Callable[[int, int], float]:
+    """The simulated time of a reply, as a function of the worker and the step at which it is asked."""
+    faults = run.faulty_workers()
+
+    def delay(worker: int, step: int) -> float:
+        found = run.delay(worker, run.workers, generator(run.seed, "delay", worker, step))
+        fault = faults(step).get(worker)
+        return found if fault is None else fault.on_delay(found)
+
+    return delay
+
+
+def arrivals_in(folder: Path, run: Run) -> list[list[Arrival]]:
+    """The arrivals of each step of the asynchronous run in a folder, as many as this run has steps."""
+    records = read(folder)
+    missing = not records or any(record.arrivals is None for record in records)
+    if missing or not run.asynchronous or run.steps > len(records):
+        found = f"{len(records)} records in {folder}{', not all of them with arrivals' if missing else ''}"
+        raise ValueError(
+            f"A replay of {run.steps} steps needs the records of as many asynchronous ones. Found {found}, and "
+            f"asynchronous={run.asynchronous}. Name the folder of an asynchronous run, and set steps to what it has."
+        )
+    return [
+        [(i, version, record.errors[i] if i in record.lost else None) for i, version in record.arrivals or ()]
+        for record in records[: run.steps]
+    ]
+
+
+def _ray_cluster(run: Run, workers: list[Worker], execution: ExecutionSettings) -> Cluster:
+    from zeno.workers.ray import AsynchronousRayCluster, RayCluster  # Ray is an extra
+
+    if run.delay != Constant():
+        raise ValueError(f"A Ray cluster has real delays. Found delay={run.delay}. Leave it out, or use cluster local.")
 
     problem = workers[0].problem
     if problem.flat.dtype != torch.float32:
@@ -100,7 +146,8 @@ def _ray_cluster(workers: list[Worker], execution: ExecutionSettings) -> Cluster
             buffer.cpu().numpy()
         except TypeError as error:
             raise ValueError(f"A Ray cluster cannot send the buffer {name} of the model: {error}.") from None
-    return RayCluster(
+    kind = AsynchronousRayCluster if run.asynchronous else RayCluster
+    return kind(
         workers,
         workers_per_actor=execution.workers_per_actor,
         deadline=execution.deadline,

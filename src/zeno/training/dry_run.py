@@ -13,8 +13,8 @@ from zeno.training.run import Run
 
 
 def dry_run(run: Run) -> None:
-    """Raises ValueError if the rule cannot work with this many workers, or the optimizer and its schedule cannot."""
-    try_rule(run.rule, run.workers)
+    """Raises ValueError if the rule cannot work with this many candidates, or the optimizer and its schedule cannot."""
+    try_rule(run.rule, run.rows)
     try:
         learning_rates(replace(run, steps=1))  # calls the optimizer and the schedule
     except (TypeError, RuntimeError, ArithmeticError) as error:

@@ -46,6 +46,9 @@ class ExecutionSettings:
     )
     patience: int = setting(3, "Cluster", "Deadlines in a row an actor may miss before it is restarted.", least=1)
     scorers: int = setting(0, "Cluster", "Trusted actors that score candidates; 0: the server scores.", least=0)
+    replay: str | None = setting(
+        None, "Cluster", "Repeat the arrivals of the asynchronous run in this folder, in one process, to the last bit."
+    )
     tensorboard: bool = setting(False, "Monitoring", "Write events for TensorBoard into the run folder.")
     metrics_port: int | None = setting(
         None, "Monitoring", "Serve Prometheus metrics on this port of 127.0.0.1; 0: any free.", least=0, below=2**16
@@ -59,6 +62,8 @@ class ExecutionSettings:
         for name in self._changed() if self.cluster == "local" else ():
             if name in ONLY_RAY:
                 raise ValueError(f"Only a Ray cluster has {name}. Found cluster='local'. Set cluster to ray.")
+        if self.replay is not None and self.cluster != "local":
+            raise ValueError(f"A replay runs in one process. Found cluster={self.cluster!r}. Set cluster to local.")
         if self.device != "cpu":
             self._check_device()
 

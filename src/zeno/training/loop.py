@@ -1,7 +1,7 @@
 """The training loop: from a Run to its records."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -54,6 +54,8 @@ def train(
     """
     dry_run(run)
     folder = None if folder is None else Path(folder)
+    if resume and execution.replay is not None:
+        raise ValueError("A replay begins with the first step. Found resume=True. Leave it out.")
     earlier, state = _resume_point(run, folder) if resume else (None, None)
     task, problem = make_problem(run, torch.device(execution.device))
     train_eval, test_eval = (_some(len(dataset), run) for dataset in (task.train, task.test))
@@ -97,9 +99,9 @@ def train(
                         measured["accuracy"] = evaluate(problem.accuracy, params, task.test, test_eval)
                 moved = {i: name for i, name in cluster.machines.items() if machines.get(i) != name and is_name(name)}
                 machines |= moved
-                record = outcome.record(
-                    faulty=sorted(who(step)), workers=cluster.status._asdict(), machines=moved, **measured
-                )
+                faulty = faulty_at(who, step, outcome.arrivals or ())
+                status = cluster.status._asdict()
+                record = outcome.record(faulty=faulty, workers=status, machines=moved, **measured)
                 journal.append(record)
                 between_steps = True
                 if (step + 1) % execution.checkpoint_every == 0 and step + 1 < run.steps:
@@ -121,6 +123,13 @@ def train(
                 engine.refresh_statistics()
                 _save_model(problem, params, folder / MODEL_FILE)
         return journal.records
+
+
+def faulty_at(who: Callable[[int], Mapping[int, object]], step: int, arrivals: Sequence[Sequence[int]]) -> list[int]:
+    """The workers with a fault at this step; those that arrived asynchronously, when they were asked."""
+    versions = {worker: version for worker, version in arrivals}  # noqa: C416
+    now = {worker for worker in who(step) if worker not in versions}
+    return sorted(now | {worker for worker, version in versions.items() if worker in who(version)})
 
 
 def _watchers(execution: ExecutionSettings, folder: Path | None, first_step: int, stack: ExitStack) -> list[Watcher]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from zeno.problem.splits import Split
     from zeno.problem.tasks import Task
     from zeno.rules import Rule
+    from zeno.workers.delays import Delay
 
     T = TypeVar("T")
 
@@ -36,6 +37,8 @@ PAPER_TRIM = 4  # b of Krum and Zeno in the paper's runs without faults
 RULE_SETTINGS = {"trim": ("trim", "faulty"), "rho": ("rho",), "zeno_batch_size": ("batch_size", "samples")}
 """Settings that set a parameter of the rule, with the names that rules have for it."""
 
+ONLY_ASYNCHRONOUS = ("buffer", "delay", "max_staleness", "staleness_discount")
+
 LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "least": ("at least", operator.ge),
     "above": ("above", operator.gt),
@@ -47,7 +50,7 @@ LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 def setting(default: Any, panel: str, text: str, parse_as: str | None = None, **limits: Any) -> Any:
     """A field with its panel and help text on the command line, and limits: least, above, below, of.
 
-    With `parse_as` ("rule", "fault" or "split") the default is the text of an object, made when a Run needs it.
+    With `parse_as` ("rule", "fault", "split", "delay") the default is the text of an object, made when a Run needs it.
     """
 
     def parse() -> Any:
@@ -63,8 +66,8 @@ def setting(default: Any, panel: str, text: str, parse_as: str | None = None, **
 class Run:
     """Everything that decides a result. The defaults are the paper's.
 
-    Rule, fault and split are objects, or text as on the command line: `Run(rule="zeno(trim=3)")`. The task is a name, a
-    Task, or a function without arguments that returns one.
+    Rule, fault, split and delay are objects, or text as on the command line: `Run(rule="zeno(trim=3)")`. The task is a
+    name, a Task, or a function without arguments that returns one.
     """
 
     task: str | Task | Callable[[], Task] = setting(
@@ -105,6 +108,26 @@ class Run:
     )
     faulty: int = setting(0, "Faults", "Number of workers to make faulty (q); 0: no faults.", least=0)
     redraw: bool = setting(False, "Faults", "Choose the faulty workers anew at every step.")
+    asynchronous: bool = setting(
+        False, "Asynchronous", "Update the model as gradients arrive, and wait for no worker. A step is one update."
+    )
+    buffer: int = setting(1, "Asynchronous", "Arrivals that the rule combines into one update.", least=1)
+    delay: OrText[Delay] = setting(
+        "constant",
+        "Asynchronous",
+        "Simulated time of a reply: constant, 'uniform(0, 10)', 'lognormal(1)' or 'slow(10, on=1)'.",
+        "delay",
+    )
+    max_staleness: int | None = setting(
+        None, "Asynchronous", "Discard arrivals that are more updates old than this. Default: keep all.", least=0
+    )
+    staleness_discount: float = setting(
+        0.0,
+        "Asynchronous",
+        "Multiply a candidate that is s updates old by (1 + s)^-discount.",
+        least=0,
+        below=math.inf,
+    )
     steps: int = setting(5000, "Training", "Steps to train (the paper: 200 epochs of 25).", least=1)
     lr: float = setting(0.1, "Training", "Learning rate, also of Zeno's trial step (gamma).", above=0, below=math.inf)
     optimizer: str = setting("sgd", "Training", "Any of torch.optim, e.g. adam or 'sgd(momentum=0.9)'.")
@@ -127,10 +150,26 @@ class Run:
         require(isinstance(self.rule, Rule), "rule", self.rule, "a rule, such as zeno.Zeno(trim=4)")
         require(callable(self.split), "split", self.split, "a split, such as zeno.IID()")
         require(isinstance(self.fault, Fault), "fault", self.fault, "a fault, such as zeno.LabelFlip()")
+        require(callable(self.delay), "delay", self.delay, "a delay, such as 'uniform(0, 10)'")
         check_values(vars(self))
+        self._check_asynchrony()
         known = isinstance(self.task, str | Task) or callable(self.task)
         require(known, "task", self.task, "a name, a zeno.Task or a function that returns one")
         self.faulty_workers()  # raises if the parts of the fault need more or fewer workers
+
+    def _check_asynchrony(self) -> None:
+        """Raises ValueError for settings of an asynchronous run in another one, or a buffer that cannot be filled."""
+        defaults = {f.name: f for f in fields(self) if f.name in ONLY_ASYNCHRONOUS}
+        changed = [name for name, f in defaults.items() if getattr(self, name) != default_of(f)]
+        if changed and not self.asynchronous:
+            found = f"{changed[0]}={getattr(self, changed[0])!r} with asynchronous=False"
+            raise ValueError(f"Only an asynchronous run has {changed[0]}. Found {found}. Set asynchronous.")
+        require(self.buffer <= self.workers, "buffer", self.buffer, f"at most workers={self.workers}")
+
+    @property
+    def rows(self) -> int:
+        """How many candidates the rule gets at once: of all workers, or those in a buffer."""
+        return self.buffer if self.asynchronous else self.workers
 
     def faulty_workers(self) -> Schedule:
         """Which workers have which fault, as a function of the step."""
@@ -156,6 +195,11 @@ class Run:
             return self.task
         module, name = (str(getattr(self.task, part, "")) for part in ("__module__", "__qualname__"))
         return f"{module}:{name}" if name.isidentifier() and module != "__main__" else describe(self.task, {})
+
+
+def default_of(f: Field[Any]) -> Any:
+    """The default of a setting, as an object."""
+    return f.default if f.default_factory is MISSING else f.default_factory()
 
 
 def check_values(settings: Mapping[str, Any]) -> None:

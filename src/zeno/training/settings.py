@@ -13,6 +13,7 @@ from zeno.problem.splits import SPLITS
 from zeno.records import toml
 from zeno.rules import PARTS, RULES, Rule, chain
 from zeno.training.run import DEFAULT_RULE, PAPER_TRIM, RULE_SETTINGS, Run, check_values, kind_of
+from zeno.workers.delays import DELAYS
 
 
 def from_settings(settings: Mapping[str, Any]) -> Run:
@@ -21,7 +22,7 @@ def from_settings(settings: Mapping[str, Any]) -> Run:
     values = dict(settings)
     rule_settings = pop_rule_settings(values)
     rule = make_rule(values.pop("rule", DEFAULT_RULE), rule_settings)
-    objects = {name: PARSERS[name](values.pop(name)) for name in ("fault", "split") if name in values}
+    objects = {name: PARSERS[name](values.pop(name)) for name in ("fault", "split", "delay") if name in values}
     return Run(**values, **objects, rule=rule)
 
 
@@ -69,11 +70,12 @@ def make_fault(text: str) -> Fault:
     return together(*parts) if len(parts) > 1 else parts[0]
 
 
-REGISTRIES: dict[str, Mapping[str, Any]] = {"rule": PARTS, "fault": FAULTS, "split": SPLITS}
+REGISTRIES: dict[str, Mapping[str, Any]] = {"rule": PARTS, "fault": FAULTS, "split": SPLITS, "delay": DELAYS}
 PARSERS: dict[str, Callable[[str], Any]] = {
     "rule": make_rule,
     "fault": make_fault,
     "split": lambda text: build("split", text, SPLITS),
+    "delay": lambda text: build("delay", text, DELAYS),
 }
 
 

@@ -1,4 +1,8 @@
-"""The cluster protocol: one reply from each worker for each step."""
+"""The cluster protocol: one reply from each worker for each step; or, asynchronously, one ticket for each worker.
+
+A ticket asks one worker for one gradient, on one version of the model: the parameters after so many steps. A worker has
+at most one ticket at a time, so it cannot send more than it was asked for.
+"""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -44,6 +48,18 @@ class Cluster(AbstractContextManager["Cluster"], Protocol):
         them, also for the same step.
         """
 
+    def idle(self, step: int) -> Collection[int]:
+        """The workers that have no ticket and can be asked now, at this step."""
+        raise TypeError(f"A {type(self).__name__} has no asynchronous workers. Use a cluster that has `ask`.")
+
+    def ask(self, worker: int, params: Tensor, buffers: Mapping[str, Tensor], step: int) -> None:
+        """Gives an idle worker its ticket, and returns at once. The parameters [d] and buffers must not change."""
+        raise TypeError(f"A {type(self).__name__} has no asynchronous workers. Use a cluster that has `ask`.")
+
+    def next_reply(self) -> Reply | None:
+        """The next reply to a ticket, as soon as there is one; None if there is no ticket that could be answered."""
+        raise TypeError(f"A {type(self).__name__} has no asynchronous workers. Use a cluster that has `ask`.")
+
     def state_to_save(self) -> Any:
         """The state between two steps that another cluster needs in order to continue; None if there is none."""
         return None
@@ -71,6 +87,15 @@ class ClusterWrapper(Cluster):
     @property
     def machines(self) -> Mapping[int, str]:
         return self.cluster.machines
+
+    def idle(self, step: int) -> Collection[int]:
+        return self.cluster.idle(step)
+
+    def ask(self, worker: int, params: Tensor, buffers: Mapping[str, Tensor], step: int) -> None:
+        self.cluster.ask(worker, params, buffers, step)
+
+    def next_reply(self) -> Reply | None:
+        return self.cluster.next_reply()
 
     def state_to_save(self) -> dict[str, Any]:
         return {"cluster": self.cluster.state_to_save()}

@@ -54,18 +54,31 @@ class MomentumCluster(ClusterWrapper):
         super().__init__(cluster)
         self.remote = cluster.remote
         self.momenta = [Momentum(beta) for _ in range(cluster.size)]
+        self._tickets: dict[
+            int, tuple[int, Tensor]
+        ] = {}  # the step and the parameters that a worker was last asked for
 
     def gradients(
         self, params: Tensor, buffers: Mapping[str, Tensor], step: int, need: int = 1, skip: Collection[int] = NOBODY
     ) -> Iterator[Reply]:
         for reply in self.cluster.gradients(params, buffers, step, need, skip):
-            gradient = gradient_of(reply, step, params)
-            if reply.late or not isinstance(gradient, Tensor):
-                yield reply
-                continue
-            with one_thread():  # as the engine does between replies: the other cores belong to the workers
-                momentum = self.momenta[reply.worker](gradient)
-            yield replace(reply, gradient=momentum)
+            yield reply if reply.late else self._averaged(reply, step, params)
+
+    def ask(self, worker: int, params: Tensor, buffers: Mapping[str, Tensor], step: int) -> None:
+        self._tickets[worker] = step, params
+        super().ask(worker, params, buffers, step)
+
+    def next_reply(self) -> Reply | None:
+        reply = self.cluster.next_reply()
+        return None if reply is None else self._averaged(reply, *self._tickets[reply.worker])
+
+    def _averaged(self, reply: Reply, step: int, like: Tensor) -> Reply:
+        """The momentum of the worker in place of the gradient of this step, if there is one."""
+        gradient = gradient_of(reply, step, like)
+        if not isinstance(gradient, Tensor):
+            return reply
+        with one_thread():  # as the engine does between replies: the other cores belong to the workers
+            return replace(reply, gradient=self.momenta[reply.worker](gradient))
 
     def state_to_save(self) -> dict[str, Any]:
         return {"means": [momentum.mean for momentum in self.momenta], **super().state_to_save()}

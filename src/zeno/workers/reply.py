@@ -17,6 +17,7 @@ class ErrorKind(str, Enum):
     NOT_FINITE = "not finite"  # a gradient with NaN or Inf
     LOSS_RAISED = "loss raised"  # a gradient after which the server's loss raises an exception
     MALFORMED = "malformed"  # not a gradient of this step: another type, shape, dtype or step
+    STALE = "stale"  # a gradient of a version of the model that is too old
     DRIFTED = "drifted"  # a rank whose parameters were not those of the others
     OTHER = "other"
 
@@ -55,3 +56,4 @@ class Reply:
     gradient: "Tensor | None"  # [d]; None if there is none
     error: ReplyError | None = None  # why there is none
     late: bool = False  # a reply to an earlier step, which continued without it
+    lost: bool = False  # of a ticket that no gradient came back for: the error is all that is known

@@ -62,10 +62,10 @@ class Run {
   // Adds a chunk: its columns replace existing ones from its first step on.
   async take(chunk) {
     const { rank, state, score, weight, ranked, largest, lr, own, accuracy, loss, seconds, alive, errors, skipped, noted } = chunk;
-    const cells = { rank, state, score, weight, ...(chunk.share && { share: chunk.share }) };
+    const cells = { rank, state, score, weight, ...(chunk.share && { share: chunk.share }), ...(chunk.staleness && { staleness: chunk.staleness }) };
     const found = await unpackAll({ cells, lines: { ranked, largest, lr, own, accuracy, loss }, seconds, alive, errors, skipped, noted });
-    const { name, settings, planned, notes, workers, bin, steps, num_lines: numLines, summary, peaks, ledger, generation = 0 } = chunk;
-    Object.assign(this, { name, settings, planned, notes, workers, bin, steps, numLines, summary, peaks, ledger, generation });
+    const { name, settings, planned, notes, workers, bin, steps, num_lines: numLines, summary, peaks, ledger, staleness_of_workers: staleness = null, generation = 0 } = chunk;
+    Object.assign(this, { staleness, name, settings, planned, notes, workers, bin, steps, numLines, summary, peaks, ledger, generation });
     const start = chunk.from / bin;
     for (const [name, array] of Object.entries(found.cells)) {
       this.cells[name] = joined(this.cells[name], array, start * workers);

@@ -8,6 +8,8 @@ const MINUS = "\u2212";
 const SERVER = -1;  // in place of a worker's number
 const MARKS = 44;  // pixels for the marks of the workers, left of their names
 
+const AGE = 34;  // pixels for the mean staleness of the workers, right of the map
+
 const LABEL = 11.5;  // pixels, the size of the names
 
 const isFaulty = (row) => row.faulty > 0.5;  // at most steps
@@ -39,7 +41,7 @@ class WorkerMap {
     this.chart = new Chart("map", group, () => this.data(), {
       title: "Map of workers and steps. The table of the workers below has the numbers.",
       height: () => this.height(),
-      padding: [8, 14, 0, this.room + MARKS],
+      padding: [8, run.staleness ? 14 + AGE : 14, 0, this.room + MARKS],
       scales: { y: { dir: -1, range: () => [-0.5, this.order.length - 0.5] } },
       axes: [{ grid: { show: false } }, { show: false }],
       series: [{}, { show: false, points: { show: false } }],
@@ -187,6 +189,12 @@ class WorkerMap {
           const value = isServer ? run.ownCode[c] : code[base + order[r]], below = isServer ? NO_SHADE : under[base + order[r]], i = 3 * value;
           const isDimmed = value === CODE_NOT_ASKED && below !== NO_SHADE;
           const j = isDimmed ? 3 * below : i;  // a worker that was not asked keeps its last shade, dimmed
+          if (run.staleness) {  // most workers do not arrive at most updates: their last shade stays as it is
+            sums[3 * r] += table[j];
+            sums[3 * r + 1] += table[j + 1];
+            sums[3 * r + 2] += table[j + 2];
+            continue;
+          }
           sums[3 * r] += (table[i] + 2 * table[j]) / 3;
           sums[3 * r + 1] += (table[i + 1] + 2 * table[j + 1]) / 3;
           sums[3 * r + 2] += (table[i + 2] + 2 * table[j + 2]) / 3;
@@ -257,6 +265,8 @@ class WorkerMap {
         ctx.fillStyle = css(isSuspect || row.worker === this.picked ? "--ink" : "--soft");
         ctx.font = `${isSuspect || row.worker === this.picked ? "700 " : ""}${LABEL * ratio}px system-ui, sans-serif`;
         ctx.fillText(shortened(row.name), bbox.left - 6 * ratio, y);
+        const age = run.staleness?.[order[r]] ?? null;
+        if (age !== null) ctx.fillText(figure(age, 2), bbox.left + bbox.width + AGE * ratio, y);
       }
       if (isFaulty(row)) this.drawKnown(ctx, bbox.left - (this.room + 26) * ratio, y, tall, isLabelled && tall >= 10 * ratio);
       if (isSuspect) triangle(ctx, bbox.left - (this.room + 12) * ratio, y, Math.max(2.5 * ratio, Math.min(4.5 * ratio, tall / 2)), css("--warn"));
@@ -325,6 +335,8 @@ function describe(run, worker, step) {
   if (run.lines.ranked[column] && !isScored && !(state & (ERROR | NOT_ASKED))) parts.push("no score");
   if (isScored) parts.push(`${run.bin === 1 ? "" : "mean "}score ${figure(score)}`);
   if (rank) parts.push(`${run.bin === 1 ? "" : "mean "}rank ${rank} of ${run.lines.ranked[column]}`);
+  const age = run.staleness ? run.cells.staleness[i] : 0;
+  if (age) parts.push(`${run.bin === 1 ? "" : "mean "}staleness ${age - 1}`);
   if (state & LATE) parts.push("a late reply to an earlier step arrived");
   const known = run.ledger.rows[worker].faulty === null ? "" : state & FAULTY ? " Made faulty at this step." : " Not made faulty at this step.";
   const server = run.hasServer && !Number.isNaN(own) ? ` The server's own share is ${figure(own, 2)}.` : "";
@@ -351,7 +363,7 @@ function noUpdate(run, step) {
 
 function stateAt(run, worker, step, state) {
   if (state & ERROR) return `no usable reply (${run.errorAt(worker, step)})`;
-  if (state & NOT_ASKED) return "not asked";
+  if (state & NOT_ASKED) return run.staleness ? "did not arrive" : "not asked";
   if (state & KEPT) return "kept";
   if (state & DROPPED) return "dropped";
   return run.skipped.step.includes(step) ? noUpdate(run, step) : "no worker was kept at this step";
@@ -361,7 +373,7 @@ function stateOver(run, i, state) {
   const parts = [];
   if (state & (KEPT | DROPPED)) parts.push(`dropped at ${percent(run.cells.share[i] / 255, 0)} of steps`);
   if (state & ERROR) parts.push("some replies unusable");
-  if (state & NOT_ASKED) parts.push("not asked at some steps");
+  if (state & NOT_ASKED) parts.push(run.staleness ? "did not arrive at some steps" : "not asked at some steps");
   return parts.join(", ") || "no worker was kept";
 }
 
@@ -395,7 +407,8 @@ function mapLegend(run) {
   if (seen & DROPPED) parts.push(chip(dropped.map(palette), run.ranks ? "dropped; darker: lower score" : "dropped", "\u00d7"));
   if (run.cells.weight.some((weight) => weight < 0)) parts.push(chip([55].map(palette), "kept with a negative weight: subtracted", MINUS));
   if (seen & ERROR) parts.push(chip([ERROR_COLOUR], "no usable reply", "!"));
-  if (seen & NOT_ASKED) parts.push(chip([NOT_ASKED_COLOUR], "not asked, hatched", "/"));
+  if (run.staleness) parts.push(sign("7", "right of the map: the mean staleness of a worker's arrivals, in updates; between arrivals, a row keeps its shade"));
+  else if (seen & NOT_ASKED) parts.push(chip([NOT_ASKED_COLOUR], "not asked, hatched", "/"));
   if (run.hasServer) parts.push(chip([0, 125, 249].map(palette), "server: none, half or all of the update is its own gradient"));
   if (run.suspects.length) parts.push(sign("\u25b6", "suspect"));
   if (run.ledger.rows.some(isFaulty)) parts.push(sign("F", `made faulty in this simulation${run.workers > 40 ? " (a bar if rows are narrow)" : ""}`));

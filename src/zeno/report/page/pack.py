@@ -83,6 +83,8 @@ def pack(records: Sequence[Record], workers: int, bin_size: int, start: int = 0)
         score, weight, largest = (_binned(values, bin_size, _mean) for values in (score, weight, largest))
         rank, ranked = (_binned(np.where(count > 0, count, np.nan), bin_size, _mean) for count in (rank, ranked))
         state = _binned(state, bin_size, np.bitwise_or.reduce)
+    if any(record.arrivals is not None for record in records):
+        found["staleness"] = packed(1 + _binned(_staleness(records, workers), bin_size, _mean), "u2")  # 0: no arrival
     found["score"] = packed_scores(score)
     found["rank"] = packed(rank, "u1" if workers < 256 else "u2")
     found["state"] = packed(state, "u1")
@@ -109,6 +111,15 @@ def _cells(records: Sequence[Record], workers: int) -> tuple[Floats, NDArray[Any
         if record.weights is not None:
             weight[t] = np.where(state[t] & (KEPT | DROPPED), record.weights, np.nan)
     return score, rank, state, weight
+
+
+def _staleness(records: Sequence[Record], workers: int) -> Floats:
+    """[steps, m] the staleness of each arrival, up to what two bytes hold; NaN where a worker did not arrive."""
+    found = np.full((len(records), workers), np.nan)
+    for t, record in enumerate(records):
+        for worker, staleness in record.staleness.items():
+            found[t, worker] = min(staleness, 2**16 - 2)
+    return found
 
 
 def _largest(weight: Floats) -> Floats:
@@ -196,6 +207,7 @@ def packed_run(run: RunView, bin_size: int, start: int = 0) -> Json:
         "steps": len(run.records),
         "num_lines": run.num_lines,
         "peaks": _peaks(run.records),
+        "staleness_of_workers": _mean_staleness(run.records, run.workers),
         "summary": {name: _finite(value) for name, value in asdict(summarize(run.records)).items()},
         "ledger": {
             "rows": [{**asdict(row), "evidence": _finite(row.evidence)} for row in ledger.rows],
@@ -204,6 +216,13 @@ def packed_run(run: RunView, bin_size: int, start: int = 0) -> Json:
             "words": str(ledger),
         },
     }
+
+
+def _mean_staleness(records: Sequence[Record], workers: int) -> list[float | None] | None:
+    """[m] of an asynchronous run, None for a worker that never arrived; None if steps are synchronous."""
+    if not any(record.arrivals is not None for record in records):
+        return None
+    return [None if math.isnan(mean) else float(mean) for mean in _mean(_staleness(records, workers))]
 
 
 def _peaks(records: Sequence[Record]) -> Json:

@@ -1,10 +1,11 @@
 """The claims of the paper, as checks on the curves. A claim that fails is shown as such, with the likely reason."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zeno.studies.compare import WITHOUT_FAULTS
 from zeno.studies.reproduction.evidence import SIMILAR, Evidence, NotRun, Verdict, both
+from zeno.studies.reproduction.figures import Figure, figures
 from zeno.studies.reproduction.scales import Scale
 
 FEW_SAMPLES = "scores on 4 samples separate good from faulty candidates weakly, and training is short: {epochs} epochs"
@@ -126,6 +127,28 @@ _CLAIMS: dict[str, tuple[str, Check] | tuple[str, Check, str]] = {
 CLAIMS = tuple(Claim(name, *rest) for name, rest in _CLAIMS.items())
 
 
+def _about(scale: Scale) -> str:
+    return (
+        f"{scale.task}, {scale.model}, {scale.epochs} epochs of {scale.steps_per_epoch} steps, 20 workers with batches "
+        f"of 100, {scale.repeats} repeat(s), {scale.repeats_of_hard} with 12 faulty workers, seeds from {scale.seed} "
+        "on."
+    )
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper whose experiments are reproduced."""
+
+    title: str  # of the summary page
+    figures: Callable[[Scale], Sequence[Figure]]
+    claims: Sequence[Claim]
+    about: Callable[[Scale], str]  # the settings that all runs share, in words
+    name: str = ""  # what the command needs to be told; the first paper needs nothing
+
+
+FIRST = Paper("The paper's experiments", figures, CLAIMS, _about)
+
+
 @dataclass(frozen=True)
 class Finding:
     """A claim and its verdict; None if a curve that it needs is not finished, or the scale checks no claims."""
@@ -136,9 +159,9 @@ class Finding:
     seen: str  # the numbers behind the verdict, with the likely reason if the claim fails; or why there is none
 
 
-def judge(scale: Scale, evidence: Evidence) -> list[Finding]:
+def judge(scale: Scale, evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> list[Finding]:
     """Checks all claims."""
-    return [_judge(claim, scale, evidence) for claim in CLAIMS]
+    return [_judge(claim, scale, evidence) for claim in claims]
 
 
 def _judge(claim: Claim, scale: Scale, evidence: Evidence) -> Finding:

@@ -47,7 +47,11 @@ class Figure:
 
 def figures(scale: Scale, names: Sequence[str] = ()) -> list[Figure]:
     """All figures, or those with these names; `label_flip/q12` is one panel of a figure."""
-    made = _all(scale)
+    return chosen_of(_all(scale), names)
+
+
+def chosen_of(made: Mapping[str, Figure], names: Sequence[str]) -> list[Figure]:
+    """The figures with these names, and of `figure/panel` this panel only; all without names."""
     if not names:
         return list(made.values())
     chosen: dict[str, list[Panel]] = {}

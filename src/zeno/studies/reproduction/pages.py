@@ -15,9 +15,9 @@ from zeno.report.figures import Repeats, draw_panels
 from zeno.report.tables import markdown_row, text_of
 from zeno.rules import Mean
 from zeno.studies.compare import WITHOUT_FAULTS
-from zeno.studies.reproduction.claims import Finding, judge
+from zeno.studies.reproduction.claims import FIRST, Finding, Paper, judge
 from zeno.studies.reproduction.evidence import CHANCE, Evidence, accuracy_of, loss_of
-from zeno.studies.reproduction.figures import BASELINES, OURS, Figure, Panel, figures
+from zeno.studies.reproduction.figures import BASELINES, OURS, Figure, Panel
 from zeno.studies.reproduction.scales import SCALES, Scale
 from zeno.studies.sweep import Outcome, key
 
@@ -26,16 +26,18 @@ RESULTS_FILE = "results.json"
 FLAGS = ("model", "epochs", "seed", "precision", "repeats")  # of `zeno reproduce`, which change a scale
 
 
-def write(scale: Scale, curves: Mapping[str, Outcome], folder: Path) -> tuple[list[Finding], dict[str, Any]]:
+def write(
+    scale: Scale, curves: Mapping[str, Outcome], folder: Path, paper: Paper = FIRST
+) -> tuple[list[Finding], dict[str, Any]]:
     """Writes a PNG for each figure that has curves, the summary page, and its contents as JSON; returns the latter."""
-    evidence = Evidence(figures(scale), curves)
-    found = judge(scale, evidence)
+    evidence = Evidence(paper.figures(scale), curves)
+    found = judge(scale, evidence, paper.claims)
     for figure in evidence.figures:
         if _begun(figure, evidence):
             panels = {p.title: {name: _repeats(name, p, evidence) for name in p.curves} for p in figure.panels}
             title = f"{figure.title} ({scale.task}, {scale.model}; grey line: the loss of guessing)"
             draw_panels(panels, CHANCE, title, folder / f"{figure.name}.png")
-    (folder / SUMMARY_FILE).write_text(summary(scale, evidence, found), encoding="utf-8")
+    (folder / SUMMARY_FILE).write_text(summary(scale, evidence, found, paper), encoding="utf-8")
     results = as_json(scale, evidence, found)
     (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return found, results
@@ -52,7 +54,7 @@ def _repeats(name: str, panel: Panel, evidence: Evidence) -> Repeats:
     return Repeats(label, [one.accuracy for one in done], [one.train_loss for one in done])
 
 
-def summary(scale: Scale, evidence: Evidence, found: Sequence[Finding]) -> str:
+def summary(scale: Scale, evidence: Evidence, found: Sequence[Finding], paper: Paper = FIRST) -> str:
     """The summary page in Markdown: the claims, then every figure with its numbers."""
     runs = {key(run): run for figure in evidence.figures for run in figure.runs}
     done = evidence.finished(runs.values())
@@ -60,16 +62,11 @@ def summary(scale: Scale, evidence: Evidence, found: Sequence[Finding]) -> str:
     words = {"fails": "**fails**"}
     claims = [[one.claim.says, words.get(one.word, one.word), by_text(one), one.seen] for one in found]
     blocks = [
-        f"# The paper's experiments, scale {scale.name}",
-        f"{scale.task}, {scale.model}, {scale.epochs} epochs of {scale.steps_per_epoch} steps, 20 workers with batches "
-        f"of 100, {scale.repeats} repeat(s), {scale.repeats_of_hard} with 12 faulty workers, seeds from {scale.seed} "
-        f"on. {len(done)} of {len(runs)} runs are finished. Their steps took {hours:.1f} hours in total. Accuracy is "
-        f"on at most {scale.eval_samples:,} test samples, the loss on as many training samples.",
-        f"    {command(scale)}",
-        "## At a glance",
-        "Final accuracy: the mean over the last fifth of the epochs, and over the repeats. "
-        f"*{OURS}* needs no number of faulty workers and no rho; it uses 64 samples of the server per step.",
-        _glance(evidence),
+        f"# {paper.title}, scale {scale.name}",
+        f"{paper.about(scale)} {len(done)} of {len(runs)} runs are finished. Their steps took {hours:.1f} hours in "
+        f"total. Accuracy is on at most {scale.eval_samples:,} test samples, the loss on as many training samples.",
+        f"    {command(scale, paper)}",
+        *(_at_a_glance(evidence) if paper is FIRST else ()),
         "## Claims",
         count(scale, found),
         _table("| claim of the paper | found | by | seen here |", "|---|---|---:|---|", claims),
@@ -81,6 +78,15 @@ def summary(scale: Scale, evidence: Evidence, found: Sequence[Finding]) -> str:
         else:
             blocks.append("Not run.")
     return "\n\n".join(blocks) + "\n"
+
+
+def _at_a_glance(evidence: Evidence) -> list[str]:
+    return [
+        "## At a glance",
+        "Final accuracy: the mean over the last fifth of the epochs, and over the repeats. "
+        f"*{OURS}* needs no number of faulty workers and no rho; it uses 64 samples of the server per step.",
+        _glance(evidence),
+    ]
 
 
 def count(scale: Scale, found: Sequence[Finding]) -> str:
@@ -95,14 +101,15 @@ def count(scale: Scale, found: Sequence[Finding]) -> str:
     )
 
 
-def command(scale: Scale) -> str:
+def command(scale: Scale, paper: Paper = FIRST) -> str:
     """The command that produces these results."""
     usual = vars(SCALES.get(scale.name, scale))
     changed = {name: value for name, value in vars(scale).items() if value != usual[name]}
     if "repeats_of_hard" in changed:
         changed["repeats"] = scale.repeats
     flags = {name: changed[name] for name in FLAGS if name in changed}
-    return " ".join(["zeno reproduce --scale", scale.name, *(f"--{name} {value}" for name, value in flags.items())])
+    start = " ".join(filter(None, ["zeno reproduce", paper.name, "--scale"]))
+    return " ".join([start, scale.name, *(f"--{name} {value}" for name, value in flags.items())])
 
 
 def _glance(evidence: Evidence) -> str:

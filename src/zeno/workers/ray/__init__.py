@@ -3,5 +3,6 @@
 from zeno.workers.ray.cluster import RayCluster
 from zeno.workers.ray.scorers import RayScorers
 from zeno.workers.ray.session import start_or_join
+from zeno.workers.ray.tickets import AsynchronousRayCluster
 
-__all__ = ["RayCluster", "RayScorers", "start_or_join"]
+__all__ = ["AsynchronousRayCluster", "RayCluster", "RayScorers", "start_or_join"]

@@ -47,8 +47,11 @@ class ActorProxy:
     def ask(self, step: int, inputs: Any) -> None:
         """Asks for gradients of this step, at most `CALLS_AHEAD` at once."""
         while self.away is None and self.to_ask and len(self.calls) < CALLS_AHEAD:
-            worker = self.to_ask.popleft()
-            self.calls[self.handle.gradient.remote(worker, step, inputs)] = Call(worker, step)
+            self.submit(self.to_ask.popleft(), step, inputs)
+
+    def submit(self, worker: int, step: int, inputs: Any) -> None:
+        """Asks for one gradient."""
+        self.calls[self.handle.gradient.remote(worker, step, inputs)] = Call(worker, step)
 
     def receive(self, ref: Any, like: Tensor) -> Reply:
         """The reply to a call that is done."""

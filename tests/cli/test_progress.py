@@ -1,0 +1,23 @@
+"""The line that a command shows while it trains."""
+
+from zeno.cli.progress import Pace
+from zeno.records.record import Record
+
+
+def test_an_asynchronous_run_shows_updates_per_second_acceptance_and_staleness() -> None:
+    seconds = iter([0.0, 0.5, 1.0, 2.0])
+    pace = Pace(clock=lambda: next(seconds))
+    arrivals = [[[0, 0]], [[1, 0]], [[0, 1]], [[2, 0]]]  # staleness 0, 1, 1 and 3
+    kept = [[True, False, False], [False] * 3, [True, False, False], None]
+    texts = [pace.add(Record(step, 0.1, kept[step], None, arrivals=arrived)) for step, arrived in enumerate(arrivals)]
+    assert texts[0] == "0.0 updates/s, 100% accepted, staleness 0.0"
+    assert texts[2] == "2.0 updates/s, 67% accepted, staleness 0.7"
+    assert texts[3] == "1.5 updates/s, 50% accepted, staleness 1.2"
+
+
+def test_the_pace_is_that_of_recent_updates() -> None:
+    seconds = iter([0.0, *(1000.0 + step for step in range(Pace.RECENT + 5))])
+    pace = Pace(clock=lambda: next(seconds))
+    for step in range(Pace.RECENT + 5):
+        text = pace.add(Record(step, 0.1, [True], None, arrivals=[[0, step]]))
+    assert text == "1.0 updates/s, 100% accepted, staleness 0.0"
