@@ -102,8 +102,8 @@ def accuracy(
     task: str = "mnist",
     data: str | None = None,
     model: str = "small_cnn",
-    gradient_seconds: float = 1.0,
-    steps: int = 30,
+    gradient_seconds: float = 0.5,
+    steps: int = 60,
     buffer: int = 4,
 ) -> Numbers:
     """Seconds until an asynchronous run is as accurate as a synchronous one at its end; one slow worker of eight."""
@@ -184,7 +184,7 @@ def main() -> None:
     options = parser.parse_args()
     data, steps = None if options.data is None else str(options.data), options.steps
     if options.what == "accuracy":
-        print(accuracy(options.task, data, steps=steps or 30))
+        print(accuracy(options.task, data, steps=steps or 60))
     elif options.what == "faults":
         faults(options.task, data, options.fault, steps or 300, options.seed)
     else:

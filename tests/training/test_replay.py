@@ -69,6 +69,15 @@ def test_the_command_takes_the_settings_from_the_folder(tmp_path: Path) -> None:
         assert message in " ".join(str(failed.exception or failed.output).split()) + failed.output
 
 
+def test_a_replay_with_other_settings_says_so_where_it_cannot_go_on(tmp_path: Path) -> None:
+    run = replace(RUN, steps=60, fault="crash", faulty=2)
+    zeno.train(run, tmp_path)
+    with pytest.raises(
+        ValueError, match=r"A replay needs the settings of its run. Found that worker \d, which replied"
+    ):
+        zeno.train(replace(run, quarantine=True), execution=replay_of(tmp_path))
+
+
 def test_what_cannot_be_replayed_is_an_error(tmp_path: Path) -> None:
     synchronous = zeno.Run(workers=3, steps=2, batch_size=5, rule="mean")
     zeno.train(synchronous, tmp_path / "synchronous")

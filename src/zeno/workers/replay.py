@@ -46,6 +46,11 @@ class ReplayedCluster(SimulatedCluster):
         if self._step >= len(self._arrivals) or not self._arrivals[self._step]:
             return None
         worker, version, error = self._arrivals[self._step].popleft()
+        if worker not in self._without and worker not in self._tickets:
+            raise ValueError(
+                f"A replay needs the settings of its run. Found that worker {worker}, which replied at step "
+                f"{self._step}, was not asked at step {version} here. Set quarantine and the others as they were."
+            )
         if error is not None:
             self._without.discard(worker)
             return Reply(worker, version, None, error, lost=True)
