@@ -40,10 +40,10 @@ def test_the_runs_have_the_settings_of_the_paper() -> None:
     panels = {panel.name: panel for panel in zenopp.figures(SMALL)[0].panels}
     assert list(panels) == ["q0", "label_flip_q4", "label_flip_q6", "sign_flip_q4", "sign_flip_q6"]
     [run] = panels["sign_flip_q6"].curves["zenopp"]
-    assert (run.task, run.workers, run.batch_size, run.server_data, run.lr) == ("cifar10", 10, 128, 0.05, 0.1)
+    assert (run.task, run.workers, run.batch_size, run.server_data, run.lr) == ("cifar10", 10, 128, 0.05, 0.02)
     assert (run.asynchronous, run.buffer, run.delay) == (True, 1, Uniform(0, 10))
     assert (run.fault, run.faulty) == (zeno.SignFlip(10), 6)
-    assert run.rule == zeno.ZenoPP(rho=0.001, epsilon=0.0, every=10, batch_size=128)
+    assert run.rule == zeno.ZenoPP(rho=2e-4, epsilon=0.0, every=10, batch_size=128)
     arrivals = {one.steps * one.buffer for panel in panels.values() for runs in panel.curves.values() for one in runs}
     assert arrivals == {run.steps}, "as many gradients for every curve"
 

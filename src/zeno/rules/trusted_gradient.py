@@ -17,7 +17,7 @@ def trusted_gradient(rows: Rows, oracle: Oracle | None, state: object, every: in
         if gradient.shape != (rows.d,):
             raise ValueError(f"{rows.part} needs a gradient of {rows.d} numbers. Found {list(gradient.shape)}.")
     else:
-        gradient, judged = rows.server_gradient(oracle).clone(), 0
+        gradient, judged = rows.server_gradient(oracle), 0  # not a copy: an oracle is of one step, and so is its memory
     return gradient, {"gradient": gradient, "judged": judged + rows.n}
 
 
