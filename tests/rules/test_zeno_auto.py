@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -291,6 +292,36 @@ def test_a_worker_that_is_absent_keeps_its_mean_error() -> None:
     assert Memory(**found[-1].state).counts.tolist() == [12, 12, 12, 7, 12, 12]  # type: ignore[arg-type]
     assert float(found[-1].weights[3]) < 0.5 * float(found[-1].weights[:3].mean()), "its bias is remembered"
     assert all(float(one.weights[3]) == 0 for one in found[6:11])
+
+
+def remembered(counts: list[float], weights: list[float]) -> Memory:
+    """Three good workers, two with a bias, the choice and the server, whose own gradient is far off."""
+    offs = torch.cat([noise(1, 3, 0.1), noise(4, 1, 0.5).expand(2, D), noise(5, 2, 0.8)])
+    times, shares = torch.tensor(counts).double(), torch.tensor(weights).double()
+    return replace(Memory.new(5, D, 0, TRUTH), counts=times, errors=offs, target=TRUTH, weights=shares)
+
+
+def test_the_server_stands_in_while_the_workers_that_it_trusts_are_absent() -> None:
+    trusted = [1 / 3, 1 / 3, 1 / 3, 0, 0, 0, 0]
+    memory, there = remembered([60.0] * 7, trusted), torch.tensor([False] * 3 + [True] * 4)
+    weights, after = memory.weighed(there, torch.zeros(5, 1), span=50)
+    assert weights.tolist() == [0, 0, 0, 0, 0, 0, 1]
+    weights, _ = after.weighed(torch.ones(7, dtype=torch.bool), torch.zeros(8, 1), span=50)
+    assert weights.tolist() == pytest.approx(trusted), "when they are back, nothing has changed"
+
+
+@pytest.mark.parametrize(
+    ("counts", "tried"),
+    [
+        ([20.0] * 5, [False] * 5),  # all take turns, and are there at one step in three
+        ([1.0] * 5, [True] * 5),  # for the first time
+        ([60.0, 60, 60, 60, 20], [False] * 4 + [True]),  # joined 20 steps ago
+        ([200.0, 200, 200, 200, 60], [False] * 5),  # long enough ago
+    ],
+)
+def test_who_joined_late_is_tried_and_who_takes_turns_is_not(counts: list[float], tried: list[bool]) -> None:
+    memory = remembered([*counts, 60.0, 60.0], [0.0] * 6 + [1.0])
+    assert memory._late(span=50).tolist() == [*tried, False, False]
 
 
 def test_workers_can_join_late_and_cannot_disappear() -> None:

@@ -131,7 +131,7 @@ class Comparison:
         there = torch.cat([self.usable if among is None else self.usable & among, self.usable.new_ones(2)])
         g = self.halves[1]
         now = torch.cat([self.columns[there], 0 * g[None]]) - g
-        found, memory = self.memory.weighed(there, (1 - self.decay) ** 0.5 * now)
+        found, memory = self.memory.weighed(there, (1 - self.decay) ** 0.5 * now, 1 / (1 - self.decay))
         return _spread(found, self.choice), memory
 
 
@@ -141,7 +141,8 @@ def weigh(errors: Tensor, before: list[Tensor], repeated: float) -> Tensor:
     The errors [n + 3, k] are theirs and, last, that of zero. In this order, the weights are:
 
     1. those of the last step, `before` [n + 2] in one or more versions, if only workers had any and if they have about
-       the least error still. But if it is clear that zero is wrong, so is who is good: then they are found anew;
+       the least error still. If workers that are not there had them all, the own gradient takes their place at this
+       step. But if it is clear that zero is wrong, so is who is good: then they are found anew;
     2. equal for as many workers as have, together, about the least error of workers; if there are none, those with the
        least;
     3. only for the server's own gradient, if with zero it has about the least error of all; else those of the nearest
@@ -163,10 +164,13 @@ def weigh(errors: Tensor, before: list[Tensor], repeated: float) -> Tensor:
     workers, alone = long & (place < n), (place == n + 1).double()
     own, zero = mixtures.error(alone), float(g.square().sum())
     about = 1 + min(MARGIN, FITTED * repeated)
+    clear = zero >= CLEAR * own
 
     def clean(weights: Tensor) -> Tensor:
         return torch.where((weights < LEAST / max(1, n)) | ~long, 0, weights)
 
+    if not before[0].any() and not clear:
+        return alone[:-1]
     if bool(workers.any()):
         nearest = clean(mixtures.nearest(workers))
         nearest = nearest / nearest.sum()
@@ -179,7 +183,7 @@ def weigh(errors: Tensor, before: list[Tensor], repeated: float) -> Tensor:
             advances = weights @ along >= MARGIN * (along[-2] - MARGIN * lengths[-2] * g.norm())
             return bool(advances) and mixtures.error(weights) <= farthest
 
-        for last in before if proven and zero < CLEAR * own else []:
+        for last in before if proven and not clear else []:
             kept = torch.where(workers, torch.cat([last, last.new_zeros(1)]), 0)
             kept = kept / kept.sum()  # NaN if none of those is there
             if mixtures.error(kept) <= limit and helps(kept):
@@ -278,16 +282,25 @@ class Memory:
         """The share of the server's noise that is the same at each step, as with few samples: 0 to 1."""
         return float((self.overlap[0] / self.overlap[1]).nan_to_num(1.0))
 
-    def weighed(self, there: Tensor, now: Tensor) -> tuple[Tensor, "Memory"]:
+    def weighed(self, there: Tensor, now: Tensor, span: float) -> tuple[Tensor, "Memory"]:
         """The weights [m + 2] for the columns that are there, whose errors at this step, and that of 0, are `now`.
 
         Also returns the memory with them. Who is not there has no weight, and will have the one of before on its
-        return. Workers that came late are tried with as much as any.
+        return. Workers that joined late, less than the `span` of the memory ago, are tried with as much as any.
         """
         means = torch.cat([self.errors[there], -self.target[None]]).double()
-        before, late = self.weights[there], 2 * self.counts[there] < self.counts[-1]
+        before, late = self.weights[there], self._late(span)[there]
         tries = [torch.where(late, before.max(), before), before] if bool(late.any()) else [before]
         found = weigh(torch.cat([means, now], dim=1), tries, self.repeated)
         weights, kept = torch.zeros_like(self.weights), self.weights.clone()
-        weights[there] = kept[there] = found
+        weights[there] = found
+        if tries[0].any() or found[:-1].any():  # else the own gradient stood in for workers that were not there
+            kept[there] = found
         return weights, replace(self, weights=kept)
+
+    def _late(self, span: float) -> Tensor:
+        """[m + 2] which workers are there for the first time, or have been at few of the steps that others were at."""
+        most = self.counts[:-2].amax() if len(self.counts) > 2 else self.counts[-1]
+        late = (self.counts <= 1) | (2 * self.counts < most) & (self.counts < span)
+        late[-2:] = False
+        return late
