@@ -53,6 +53,7 @@ def failed(records: list[Record], names: list[str]) -> dict[str, list[int]]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_a_node_that_sends_undecodable_bytes_ends_nothing_and_a_stranger_is_not_let_in(tmp_path: Path) -> None:
     run = tmp_path / "run"
     faults = ["undecodable", "", ""]

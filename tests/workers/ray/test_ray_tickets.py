@@ -75,6 +75,7 @@ def test_replies_come_as_they_arrive_and_nobody_waits_for_a_slow_worker() -> Non
         assert len(seen) > 4
 
 
+@pytest.mark.slow
 def test_all_replies_that_are_there_take_turns() -> None:
     """Worker 0 answers at once; while the server is busy, the others are there as well."""
     with cluster({}, {}, {}) as on_ray:
@@ -172,6 +173,7 @@ def test_a_worker_that_hangs_is_restarted_when_patience_ends() -> None:
         assert step > 10, "the other worker went on"
 
 
+@pytest.mark.slow
 def test_time_that_the_server_spends_elsewhere_is_not_the_workers() -> None:
     with cluster({0: slowly(0.5)}, deadline=1.0, patience=1) as on_ray:
         ask_idle(on_ray, 0)
@@ -227,6 +229,7 @@ def test_a_ray_cluster_has_real_delays() -> None:
         zeno.train(replace(RUN, delay="lognormal(1)"), execution=ON_RAY)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_on_ray_can_be_replayed(tmp_path: Path) -> None:
     zeno.train(replace(RUN, steps=20), tmp_path / "run", execution=ON_RAY)
     records = zeno.train(RUN, tmp_path / "run", execution=ON_RAY, resume=True)
