@@ -51,11 +51,11 @@ from zeno.problem.tasks import TASKS as TASKS
 from zeno.problem.tasks import Task as Task
 from zeno.problem.tasks import load_task as load_task
 from zeno.records.ledger import Ledger as Ledger
-from zeno.records.ledger import Row as Row
 from zeno.records.ledger import ledger_of as ledger_of
 from zeno.records.record import Record as Record
 from zeno.records.record import Summary as Summary
 from zeno.records.record import summarize as summarize
+from zeno.records.row import Row as Row
 from zeno.report.prometheus import Metrics as Metrics
 from zeno.report.tensorboard import TensorBoard as TensorBoard
 from zeno.rules import ARC as ARC

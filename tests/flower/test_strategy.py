@@ -17,7 +17,7 @@ from support.flower import LR, OWN, STEPS, FakeGrid, Node, accuracy, client, lin
 from zeno.cli.app import app
 from zeno.flower import ZenoStrategy
 from zeno.records.folder import read
-from zeno.records.ledger import Row
+from zeno.records.row import Row
 from zeno.report.page.live import Live
 
 

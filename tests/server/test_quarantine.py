@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zeno
-from zeno.records.ledger import REST, Row
+from zeno.records.ledger import REST
+from zeno.records.row import Row
 
 INPUTS = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
 TARGETS = (INPUTS[:, 0] + INPUTS[:, 1] > 0).long()

@@ -2,8 +2,9 @@
 
 import math
 
-from zeno.records.ledger import Ledger, Row
+from zeno.records.ledger import Ledger
 from zeno.records.record import Record
+from zeno.records.row import Row
 from zeno.workers.reply import ErrorKind, ReplyError
 
 # Four workers: 0 and 1 are good, 2 sends nothing usable now and then, 3 is faulty.

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from zeno.records.ledger import Row
+from zeno.records.row import Row
 
 PATIENCE = 10.0  # seconds that commands may take after the end of training
 

@@ -33,8 +33,8 @@ from zeno.flower.replies import Round, update_of
 from zeno.flower.sampling import sample
 from zeno.problem.local_training import LocalTraining
 from zeno.problem.losses import Loss
-from zeno.records.ledger import Row
 from zeno.records.record import Record
+from zeno.records.row import Row
 from zeno.rules.rule import Rule, TooFewUsable
 from zeno.server.recorder import Watcher
 from zeno.server.server import Server

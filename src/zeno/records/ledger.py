@@ -25,10 +25,8 @@ mends nobody: there is no bet on scores while the workers in use have cosines of
 server's own this cannot be known.
 """
 
-import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +34,7 @@ import numpy as np
 from zeno.records.betting import STAKES, Bets, Mask, Values, on_a_mean, on_a_rate
 from zeno.records.comparison import SLACK_OF_SIMILAR, Cosines, Places
 from zeno.records.record import Record
+from zeno.records.row import Row
 from zeno.records.state import state_of, with_state
 from zeno.records.tally import TOO_LARGE, Tally
 
@@ -52,35 +51,6 @@ USED = 0.5  # of an equal weight: what is below may shorten a mixture, and be wr
 ENOUGH, HARDLY = 5, 0.1  # updates that a worker should be in by its share, and the part of them that is hardly any
 REST, TRIAL = 100, 50  # steps in quarantine, doubled each time, and steps of the trial after it
 MOST_NAMED = 20  # workers in a sentence
-
-
-@dataclass(frozen=True)
-class Row:
-    """The ledger's view of one worker."""
-
-    worker: int
-    name: str  # the number as text, if the worker has no name
-    machine: str  # where it runs, or ran when it became suspect; empty if unknown, or if all run on one
-    verdict: str  # "suspect", "mended" (no longer suspect), or "" (too little evidence)
-    reason: str  # of the verdict: "failing", "too large", "harmful", "worse than others"; or ""
-    since: int | None  # the step of the verdict
-    evidence: float  # the highest so far: 1 says nothing, `Ledger.threshold` makes a suspect
-    steps: int  # at which it was asked
-    dropped: float | None  # share of the steps at which it was asked and some worker was kept; None without such steps
-    recently: float | None  # the same over the last `RECENT` steps of the run
-    left_out: bool  # the rule hardly uses it lately, and uses others
-    rank: float | None  # mean rank among those asked, 1 is best; None where the rule does not rank
-    cosine: float | None  # mean cosine with the server's own gradient; None where it is not known
-    streak: int  # the most consecutive steps at which it was dropped
-    errors: dict[str, int]  # steps without a usable reply, by kind; and steps with one that was too large
-    late: int  # replies that arrived after their step was over
-    quarantined: int  # steps at which it was not asked, also before it joined and after it left
-    faulty: float | None  # share of the steps with an injected fault; None when unknown
-
-    @property
-    def label(self) -> str:
-        """The name, and the machine if there are several: `3 on gpu-07`."""
-        return f"{self.name} on {self.machine}" if self.machine else self.name
 
 
 class Ledger:
@@ -326,14 +296,6 @@ def ledger_of(
     for record in records:
         ledger.add(record)
     return ledger
-
-
-def call(on_suspect: Callable[[Row], object], row: Row) -> None:
-    """Calls a function of the user; if it raises, training goes on."""
-    try:
-        on_suspect(row)
-    except Exception:
-        logging.getLogger("zeno").exception("on_suspect raised for the suspect %s, at step %s", row.name, row.since)
 
 
 def _scores(record: Record, there: Mask) -> Values:

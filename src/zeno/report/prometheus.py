@@ -9,8 +9,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import SplitResult
 
-from zeno.records.ledger import Ledger, Row
+from zeno.records.ledger import Ledger
 from zeno.records.record import Record
+from zeno.records.row import Row
 from zeno.report.loopback import Answer, LoopbackServer
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from rich import box
 from rich.table import Table
 
-from zeno.records.ledger import Ledger, Row
+from zeno.records.ledger import Ledger
 from zeno.records.record import summarize
+from zeno.records.row import Row
 from zeno.report.run_view import RunView
 
 OPTIONAL = ("reason", "mean cosine", "errors", "late", "not asked", "made faulty")  # shown only if they say something

@@ -23,8 +23,9 @@ from torch.optim import Optimizer
 from zeno.problem.flat import unflatten
 from zeno.problem.losses import Loss, takes_batch
 from zeno.problem.problem import Problem
-from zeno.records.ledger import FAILURE_RATE, Ledger, Row, call
+from zeno.records.ledger import FAILURE_RATE, Ledger
 from zeno.records.record import Record, finite
+from zeno.records.row import Row, call
 from zeno.rules.rule import Aggregate, Rule
 from zeno.rules.zeno_auto import ZenoAuto
 from zeno.server.core import Core, Step, most_resting

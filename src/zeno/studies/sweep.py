@@ -16,8 +16,8 @@ from typing import TypeVar
 from zeno.problem.threads import num_cores
 from zeno.records.files import LineFile, locked, read_file, write_atomically
 from zeno.records.folder import RUN_FILE
-from zeno.records.ledger import Row
 from zeno.records.record import Record, summarize
+from zeno.records.row import Row
 from zeno.records.typed import typed
 from zeno.studies.processes import Failed, in_processes
 from zeno.training.build import make_task

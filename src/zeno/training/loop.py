@@ -15,9 +15,10 @@ from zeno.problem.dataset import Dataset, generator
 from zeno.problem.problem import Problem
 from zeno.records.files import read_file, write_atomically
 from zeno.records.folder import CHECKPOINTS, MODEL_FILE, RUN_FILE, Journal, read
-from zeno.records.ledger import Ledger, Row, call
+from zeno.records.ledger import Ledger
 from zeno.records.names import is_name
 from zeno.records.record import Record, finite
+from zeno.records.row import Row, call
 from zeno.report.prometheus import Metrics
 from zeno.report.tensorboard import TensorBoard
 from zeno.server.core import most_resting

@@ -33,8 +33,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zeno.problem.flat import trainable
 from zeno.problem.losses import Loss
-from zeno.records.ledger import FAILURE_RATE, Ledger, Row, call
+from zeno.records.ledger import FAILURE_RATE, Ledger
 from zeno.records.record import Record, finite, rounded
+from zeno.records.row import Row, call
 from zeno.rules.linalg.sketch import Sketch
 from zeno.rules.zeno_auto import Comparison, Memory, ZenoAuto, own_gradient
 from zeno.server.clock import Clock
