@@ -37,9 +37,18 @@ def test_in_this_process_and_in_others_the_records_and_outcomes_are_the_same(tmp
         records, found = here[job.name], outcomes[job.key]
         assert not isinstance(records, Failed)
         assert isinstance(found, Outcome)
-        assert replace(found, seconds=None) == replace(Outcome.of(records), seconds=None)
+        found, again = (replace(one, seconds=None, elapsed=None) for one in (found, Outcome.of(records)))
+        assert found == again
     assert (tmp_path / "study.toml").read_text() == SETTINGS[1]
     assert OutcomeFile(tmp_path / "runs.jsonl").read() == outcomes
+
+
+def test_an_outcome_has_the_seconds_of_training_up_to_each_evaluation() -> None:
+    records = [
+        Record(step, 0.1, None, None, evaluated=step in (1, 3), seconds={"gradients": 2.0**step, "rule": 0.5})
+        for step in range(4)
+    ]
+    assert Outcome.of(records).elapsed == [4.0, 17.0]
 
 
 def test_an_error_in_this_process_is_raised() -> None:

@@ -20,6 +20,9 @@ STYLES = {  # colour and line of the curves that most figures of the reproductio
     "krum": (COLOURS[4], (0, (5, 1))),
     "zeno": (COLOURS[1], "-"),
     "zeno_auto": (COLOURS[3], (0, (3, 1, 1, 1))),
+    "zenopp": (COLOURS[1], "-"),
+    "zeno_auto, buffers of 5": (COLOURS[3], (0, (3, 1, 1, 1))),
+    "server alone": (COLOURS[5], (0, (3, 1, 1, 1, 1, 1))),
 }
 NAME_WIDTH, TITLE_WIDTH = 36, 110  # characters per line
 LEGEND_ROW, LINE_HEIGHT = 3, 0.2  # names per row, inches per line
@@ -32,6 +35,7 @@ class Repeats(NamedTuple):
     label: str
     accuracy: Sequence[Sequence[float | None]]  # [repeats][evaluations]
     loss: Sequence[Sequence[float | None]]
+    seconds: Sequence[Sequence[float]] = ()  # up to each evaluation
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -60,21 +64,27 @@ def curves(runs: Sequence[RunView], path: Path, title: str = "") -> None:
     figure.savefig(path, dpi=120)
 
 
-def draw_panels(panels: Mapping[str, Mapping[str, Repeats]], chance: float, title: str, path: Path) -> None:
+def draw_panels(
+    panels: Mapping[str, Mapping[str, Repeats]], chance: float, title: str, path: Path, by_seconds: bool = False
+) -> None:
     """One row per panel: accuracy on the test set on the left, cross entropy on the training set on the right.
 
-    `chance` is the loss of guessing, drawn as a grey line. Losses above twice that are cut off: one curve that
-    diverges would flatten all others.
+    `by_seconds` adds the accuracy over the seconds of training. `chance` is the loss of guessing, drawn as a grey line.
+    Losses above twice that are cut off: one curve that diverges would flatten all others.
     """
     from matplotlib.ticker import MaxNLocator
 
-    figure = new_figure(12.5, 0.6 + 3.4 * len(panels))
-    rows = figure.subplots(len(panels), 2, squeeze=False)
-    for (accuracy, loss), (name, curves_of_panel) in zip(rows, panels.items(), strict=True):
+    columns = 3 if by_seconds else 2
+    figure = new_figure(6.25 * columns, 0.6 + 3.4 * len(panels))
+    rows = figure.subplots(len(panels), columns, squeeze=False)
+    for (accuracy, loss, *over_time), (name, curves_of_panel) in zip(rows, panels.items(), strict=True):
         for k, (curve, repeats) in enumerate(curves_of_panel.items()):
             colour, line = STYLES.get(curve, (COLOURS[k % len(COLOURS)], LINES[k % len(LINES)]))
             if repeats.accuracy:
                 _draw_curve((accuracy, loss), range(1, len(repeats.accuracy[0]) + 1), repeats, colour, line)
+            for axes in over_time if repeats.seconds else ():
+                seconds = np.mean(repeats.seconds, axis=0)
+                _draw_repeats(axes, seconds, repeats.accuracy, repeats.label, colour, line)
         accuracy.set(title=f"{name}: top-1 accuracy on the test set", ylabel="accuracy", ylim=(0, None))
         loss.set(title=f"{name}: cross entropy on the training set", ylabel="loss")
         loss.axhline(chance, color="0.7", linewidth=1)
@@ -82,21 +92,32 @@ def draw_panels(panels: Mapping[str, Mapping[str, Repeats]], chance: float, titl
         for axes in (accuracy, loss):
             axes.set_xlabel("epoch")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        for axes in over_time:
+            axes.set(title=f"{name}: accuracy over time", xlabel="seconds", ylabel="accuracy", ylim=(0, None))
+        for axes in (accuracy, loss, *over_time):
             axes.grid(alpha=0.3)
         if accuracy.lines:
-            loss.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+            axes.legend(
+                *accuracy.get_legend_handles_labels(), fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5)
+            )
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=110)
 
 
 def _draw_curve(both: tuple[Any, Any], x: Sequence[int], curve: Repeats, colour: str, line: Any) -> None:
-    """Accuracy and loss: the mean over the repeats as a line, from the lowest to the highest as a band."""
     for axes, repeats in zip(both, (curve.accuracy, curve.loss), strict=True):
-        values = np.array(repeats, dtype=float)  # None becomes NaN
-        axes.plot(x, values.mean(axis=0), color=colour, linestyle=line, linewidth=2, label=curve.label)
-        if len(repeats) > 1:
-            low, high = np.fmin.reduce(values), np.fmax.reduce(values)  # of the finite ones
-            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        _draw_repeats(axes, x, repeats, curve.label, colour, line)
+
+
+def _draw_repeats(
+    axes: Any, x: Any, repeats: Sequence[Sequence[float | None]], label: str, colour: str, line: Any
+) -> None:
+    """The mean over the repeats as a line, from the lowest to the highest as a band."""
+    values = np.array(repeats, dtype=float)  # None becomes NaN
+    axes.plot(x, values.mean(axis=0), color=colour, linestyle=line, linewidth=2, label=label)
+    if len(repeats) > 1:
+        low, high = np.fmin.reduce(values), np.fmax.reduce(values)  # of the finite ones
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def worker_maps(runs: Sequence[RunView], path: Path, title: str = "") -> None:

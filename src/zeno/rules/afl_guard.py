@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from zeno.rules.linalg.passes import squared_norms
 from zeno.rules.monna import squared_distances_to
 from zeno.rules.rule import Aggregate, Oracle, Positive, PositiveCount, Rows, Rule, Samples
-from zeno.rules.trusted_gradient import likeness_to, trusted_gradient
+from zeno.rules.trusted_gradient import is_due, likeness_to, trusted_gradient
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,10 @@ class AFLGuard(Rule):
     radius: Positive = 1.5  # lambda in the paper
     every: PositiveCount = 1  # candidates that are judged by one gradient of the server
     batch_size: Samples = 128  # samples for the server's gradient
+
+    def prepare(self, oracle: Oracle, state: object) -> None:
+        if is_due(state, self.every):
+            oracle.gradient()
 
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         v, state = trusted_gradient(rows, oracle, state, self.every)

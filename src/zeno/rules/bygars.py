@@ -30,6 +30,9 @@ class ByGARS(Rule):
     def for_workers(self, state: object, change: Change) -> object:
         return change(state, 0.0) if isinstance(state, Tensor) else state
 
+    def prepare(self, oracle: Oracle, state: object) -> None:
+        oracle.gradient()
+
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         gradient = rows.server_gradient(oracle)
         norms, limit = rows.squared_norms().sqrt(), squared_norms(gradient[None])[0].sqrt()

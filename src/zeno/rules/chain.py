@@ -41,6 +41,9 @@ class Chain(Rule):
     def averages(self) -> bool:
         return self.rule.averages
 
+    def prepare(self, oracle: Oracle, state: object) -> None:
+        self.rule.prepare(oracle, state[-1] if isinstance(state, tuple) else None)
+
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         states = list(state) if isinstance(state, tuple) else [None] * len(self.parts)
         if len(states) != len(self.parts):

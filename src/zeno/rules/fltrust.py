@@ -18,6 +18,9 @@ class FLTrust(Rule):
 
     batch_size: Samples = 100  # samples for the server's gradient
 
+    def prepare(self, oracle: Oracle, state: object) -> None:
+        oracle.gradient()
+
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         gradient = rows.server_gradient(oracle)
         norms, length = rows.squared_norms().sqrt(), squared_norms(gradient[None])[0].sqrt()

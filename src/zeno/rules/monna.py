@@ -15,6 +15,9 @@ class MoNNA(Rule):
     faulty: Tolerated
     batch_size: Samples = 100  # samples for the server's gradient
 
+    def prepare(self, oracle: Oracle, state: object) -> None:
+        oracle.gradient()
+
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         rows.require(self.faulty + 1, "more than faulty", faulty=self.faulty)
         trusted = rows.server_gradient(oracle)

@@ -41,6 +41,13 @@ class Rule(Part):
         """Whether the update is made of candidates alone, by their weights: the server then checks its size."""
         return True
 
+    def prepare(self, oracle: Oracle, state: object) -> None:
+        """Asks the oracle for what no candidate changes, such as the server's own gradient.
+
+        Where workers compute in other processes, the server calls it meanwhile, in another thread. The oracle remembers
+        its answers for when the rule asks again.
+        """
+
     def __call__(self, candidates: Tensor, oracle: Oracle | None = None, state: object = None) -> Aggregate:
         """The update from all candidates [m, d]; a row of NaN is one without a usable gradient."""
         return self.aggregate(Rows(Geometry(candidates), self), oracle, state)

@@ -13,6 +13,9 @@ class ServerAlone(Rule):
 
     samples: Samples = 64
 
+    def prepare(self, oracle: Oracle, state: object) -> None:
+        oracle.gradient()
+
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         nobody = torch.zeros(rows.m, dtype=torch.float64, device=rows.device)
         return Aggregate(rows.server_gradient(oracle).clone(), nobody, own=1.0)

@@ -12,13 +12,18 @@ def trusted_gradient(rows: Rows, oracle: Oracle | None, state: object, every: in
 
     It is computed anew where `every` candidates or more were judged by the last one.
     """
-    if isinstance(state, dict) and state["judged"] < every:
+    if isinstance(state, dict) and not is_due(state, every):
         gradient, judged = state["gradient"].to(rows.device), state["judged"]  # a checkpoint's: CPU
         if gradient.shape != (rows.d,):
             raise ValueError(f"{rows.part} needs a gradient of {rows.d} numbers. Found {list(gradient.shape)}.")
     else:
         gradient, judged = rows.server_gradient(oracle), 0  # not a copy: an oracle is of one step, and so is its memory
     return gradient, {"gradient": gradient, "judged": judged + rows.n}
+
+
+def is_due(state: object, every: int) -> bool:
+    """Whether the gradient is computed anew at this step."""
+    return not isinstance(state, dict) or state["judged"] >= every
 
 
 def likeness_to(rows: Rows, gradient: Tensor) -> Tensor | None:

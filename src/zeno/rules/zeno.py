@@ -42,6 +42,10 @@ class Zeno(Rule):
     def scores_on_arrival(self) -> bool:
         return self.score == "exact"
 
+    def prepare(self, oracle: Oracle, state: object) -> None:
+        if self.score == "first_order":
+            oracle.gradient()
+
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         rows.require(self.trim + 1, "more than trim", trim=self.trim)
         scores = self.scores(rows, oracle)

@@ -67,6 +67,9 @@ class ZenoAuto(Rule):
             return None
         return {**state, **{name: torch.cat([change(state[name][:-2], 0.0), state[name][-2:]]) for name in COLUMNS}}
 
+    def prepare(self, oracle: Oracle, state: object) -> None:
+        oracle.half_gradients()
+
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         factors = rows.factors  # [m]
         if factors is None:

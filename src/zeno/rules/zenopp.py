@@ -15,7 +15,7 @@ import torch
 
 from zeno.rules.linalg.passes import squared_norms
 from zeno.rules.rule import Aggregate, NonNegative, Oracle, PositiveCount, Rows, Rule, Samples
-from zeno.rules.trusted_gradient import likeness_to, trusted_gradient
+from zeno.rules.trusted_gradient import is_due, likeness_to, trusted_gradient
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ class ZenoPP(Rule):
     epsilon: NonNegative = 0.0
     every: PositiveCount = 10  # candidates that are judged by one gradient of the server: k in the paper
     batch_size: Samples = 128  # samples for the server's gradient
+
+    def prepare(self, oracle: Oracle, state: object) -> None:
+        if is_due(state, self.every):
+            oracle.gradient()
 
     def aggregate(self, rows: Rows, oracle: Oracle | None, state: object) -> Aggregate:
         oracle = rows.require_oracle(oracle)

@@ -63,12 +63,13 @@ class AsynchronousEngine(Engine):
 
     def step(self, number: int, skip: Collection[int] = NOBODY) -> Step:
         """One update. Workers in `skip` get no ticket."""
-        clock = Clock()
+        buffers, oracle = self._begin(number)
+        clock = Clock() if oracle is None else oracle.clock
         with clock("gradients"):
-            found = self._take_arrivals(number, skip)
+            found = self._take_arrivals(number, skip, buffers)
         there = sorted(found.rows)
         members = Members(there, self._names, [])
-        step = Step(self.core, number, len(there), self.params.detach(), self._lr, members=members)
+        step = Step(self.core, number, len(there), self.params.detach(), self._lr, members=members, oracle=oracle)
         step.seconds |= clock.seconds
         if there:
             step.receive(
@@ -83,12 +84,10 @@ class AsynchronousEngine(Engine):
         step.update(self._apply)
         return step
 
-    def _take_arrivals(self, number: int, skip: Collection[int]) -> Buffer:
+    def _take_arrivals(self, number: int, skip: Collection[int], buffers: Mapping[str, Tensor]) -> Buffer:
         """Takes arrivals until enough are usable, or no ticket is left."""
         found = Buffer({}, {}, [], [])
-        if self.problem.trains_on_running_statistics:
-            self.refresh_statistics()
-        params, buffers = self.params.detach().clone(), {k: b.clone() for k, b in self.problem.buffers.items()}
+        params = self.params.detach().clone()
         while len(found.rows) < self._full(skip):
             arrived = {worker for worker, _ in found.arrivals}
             for worker in sorted(set(self.cluster.idle(number)).difference(arrived, skip)):

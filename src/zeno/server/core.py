@@ -34,7 +34,6 @@ from zeno.rules.linalg.passes import dots, largest_number, squared_norms
 from zeno.rules.rule import Aggregate, Rule, TooFewUsable
 from zeno.rules.streaming import Arrivals
 from zeno.rules.zeno import Zeno
-from zeno.server.clock import Clock
 from zeno.server.members import Members
 from zeno.server.samples import SampleSource
 from zeno.server.scorers import Scorer
@@ -67,7 +66,8 @@ class Core:
 class Step:
     """One step from the parameters x [d]. With `streaming`, Zeno keeps only the best m - trim candidates.
 
-    With `members`, the `workers` are those that are there: replies are by their order, results by their numbers.
+    With `members`, the `workers` are those that are there: replies are by their order, results by their numbers. An
+    `oracle` may be passed in that has begun its work before the candidates arrived.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Step:
         lr: float | Tensor,
         streaming: bool = False,
         members: Members | None = None,
+        oracle: StepOracle | None = None,
     ) -> None:
         self.core = core
         self.number = number
@@ -86,7 +87,9 @@ class Step:
         self.members = members
         self.x = x
         self.lr = float(lr.max()) if isinstance(lr, Tensor) else lr  # the largest one
-        self.clock = Clock()
+        scorer = core.scorer if core.rule.scores_on_arrival else None
+        self._oracle = oracle or StepOracle(core, "score", number, x, lr, scorer=scorer)
+        self.clock = self._oracle.clock
         self.seconds = self.clock.seconds
         self.errors: dict[int, ReplyError] = {}  # what was wrong with a worker's reply
         self.late: list[int] = []  # workers whose reply to an earlier step arrived now and was discarded
@@ -95,8 +98,6 @@ class Step:
         self.lost: list[int] = []  # workers among these from which no gradient came
         self.aggregate: Aggregate | None = None  # None: the step is skipped
         self.failure: TooFewUsable | None = None  # why it is skipped
-        scorer = core.scorer if core.rule.scores_on_arrival else None
-        self._oracle = StepOracle(core, "score", number, x, lr, self.clock, scorer)
         self._largest: dict[int, float] = {}  # the largest magnitude in each usable candidate
         self._best: Arrivals | None = None
         if streaming and isinstance(core.rule, Zeno):
@@ -200,6 +201,7 @@ class Step:
     def update(self, apply: Callable[[Tensor | None], None]) -> None:
         """Applies the update [d], None if the step is skipped, and keeps what the rule remembers."""
         with self.clock("update"):
+            self._oracle.finish()
             apply(None if self.aggregate is None else self.aggregate.update)
             if self.aggregate is not None:
                 self.core.state = self.aggregate.state

@@ -1,6 +1,7 @@
 """The server of a run: one step from the replies of a cluster to the new parameters."""
 
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -41,6 +42,9 @@ class Engine:
         self.params: nn.Parameter = optimizer.param_groups[0]["params"][0]
         self._need = max(1, cluster.size - rule.most_faulty(cluster.size))  # usable replies
         self._thread = ThreadScorer() if rule.scores_on_arrival and cluster.remote and scorer is None else None
+        self._ahead: ThreadPoolExecutor | None = None  # where the rule prepares a step while workers compute
+        if cluster.remote and rule.samples and not rule.scores_on_arrival:
+            self._ahead = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
         source = DatasetSamples(dataset, samples, seed)
         self.core = Core(problem, rule, source, scorer or self._thread, check_on_one_core=True, seed=seed)
         self.core.state = rule.first_state(source.secret)
@@ -48,9 +52,10 @@ class Engine:
 
     def step(self, number: int, skip: Collection[int] = NOBODY) -> Step:
         """One step. Workers in `skip` are left out, as long as the rule has enough candidates without them."""
-        step = Step(self.core, number, self.cluster.size, self.params.detach(), self._lr)
+        buffers, oracle = self._begin(number)
+        step = Step(self.core, number, self.cluster.size, self.params.detach(), self._lr, oracle=oracle)
         with step.clock("gradients"):
-            self._collect(step, skip)
+            self._collect(step, skip, buffers)
         step.run_rule()
         step.update(self._apply)
         return step
@@ -96,30 +101,43 @@ class Engine:
         self.core.state = state["rule"]
 
     def close(self) -> None:
-        """Ends the thread that scores on arrival, if there is one. A scorer that was passed in is not closed."""
+        """Ends the threads that use the model, if there are any. A scorer that was passed in is not closed."""
         if self._thread is not None:
             self._thread.close()
+        if self._ahead is not None:
+            self._ahead.shutdown(cancel_futures=True)
 
     @property
     def _lr(self) -> float:
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def _collect(self, step: Step, skip: Collection[int]) -> None:
+    def _begin(self, number: int) -> tuple[dict[str, Tensor], StepOracle | None]:
+        """The buffers for the workers of a step, and its oracle if the rule can ask it while they compute."""
+        if self.problem.trains_on_running_statistics:
+            self.refresh_statistics()
+        buffers = {name: buffer.clone() for name, buffer in self.problem.buffers.items()}
+        if self._ahead is None:
+            return buffers, None
+        oracle = StepOracle(self.core, "score", number, self.params.detach(), self._lr)
+        oracle.prepare(self._ahead)
+        return buffers, oracle
+
+    def _collect(self, step: Step, skip: Collection[int], buffers: Mapping[str, Tensor]) -> None:
         """Asks the workers; those in `skip` only if too few of the others send something usable."""
         everyone = set(range(self.cluster.size))
         skipped = everyone.intersection(skip)
         asked = everyone - skipped
-        self._ask(step, asked, skipped, self._need - len(skipped))
+        self._ask(step, buffers, asked, skipped, self._need - len(skipped))
         missing = self._need - (len(asked) - len(step.errors))
         if skipped and missing > 0:
-            self._ask(step, skipped, asked, missing)
+            self._ask(step, buffers, skipped, asked, missing)
         else:
             step.unasked = sorted(skipped)
 
-    def _ask(self, step: Step, workers: Collection[int], skip: Collection[int], need: int) -> None:
-        if self.problem.trains_on_running_statistics:
-            self.refresh_statistics()
-        replies = self.cluster.gradients(step.x, self.problem.buffers, step.number, max(1, need), skip)
+    def _ask(
+        self, step: Step, buffers: Mapping[str, Tensor], workers: Collection[int], skip: Collection[int], need: int
+    ) -> None:
+        replies = self.cluster.gradients(step.x, buffers, step.number, max(1, need), skip)
         step.receive(replies, workers)
 
     def _apply(self, update: Tensor | None) -> None:

@@ -1,6 +1,7 @@
 """The oracle of one step, which keeps what the loss raises for the record."""
 
 from collections.abc import Sequence
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -33,12 +34,26 @@ class StepOracle:
     note: str | None = None  # about a mixture of candidates after which the loss raised
     _raised: dict[int, str] = field(default_factory=dict)  # what the loss raised after the candidate of a worker
     _scoring: bool = False  # whether one has arrived
+    _preparing: Future[None] | None = None  # the rule asks for what no candidate changes, in another thread
+
+    def prepare(self, threads: Executor) -> None:
+        """Lets the rule ask for what no candidate changes, while the workers compute. Only for workers elsewhere.
+
+        The model is in use until `finish`.
+        """
+        self._preparing = threads.submit(self.core.rule.prepare, self._samples, self.core.state)
+
+    def finish(self) -> None:
+        """Waits for this. What it raised is raised again when the rule asks for it."""
+        if self._preparing is not None:
+            wait([self._preparing])
+            self._preparing = None
 
     def arrived(self, worker: int, candidates: Tensor) -> None:
         """The candidate of this worker is in its row of the candidates [m, d] and may be scored."""
         if self.scorer is not None:
             if not self._scoring:
-                self.scorer.begin(self._oracle, len(candidates))
+                self.scorer.begin(self._samples.all, len(candidates))
                 self._scoring = True
             self.scorer.add(worker, candidates[worker])
 
@@ -49,11 +64,12 @@ class StepOracle:
 
     def descents_of(self, candidates: Tensor | Sequence[Tensor], senders: Sequence[int | None]) -> Tensor:  # [n]
         with self.clock("scores"):
+            self.finish()
             if self.scorer is not None and self._scoring:
                 found, raised = self.scorer.descents()
                 senders = range(len(found))
             else:
-                found, raised = self._oracle.trials(candidates)
+                found, raised = self._samples.all.trials(candidates)
         for row, text in sorted(raised.items()):
             self._keep(senders[row], text)
         return found.to(self.x.device)
@@ -70,34 +86,61 @@ class StepOracle:
         return {worker: loss_raised(text) for worker, text in raised.items()}
 
     def gradient(self, after: Tensor | None = None) -> Tensor:  # [d]
-        """The server's own: a displacement if those of the workers are, which have the scale of local training."""
-        if after is None and self.core.local_training is not None:
-            return self._half_gradients.mean(dim=0)
         with self.clock("scores"):
+            self.finish()
             if after is None:
-                return self._oracle.gradient()
-            found, raised = self._oracle.gradient_after(after)
+                return self._samples.gradient()
+            found, raised = self._samples.all.gradient_after(after)
         if raised is not None:
             self._keep(None, raised)
         return found
 
     def half_gradients(self) -> Tensor:  # [2, d]
+        with self.clock("scores"):
+            self.finish()
+            return self._samples.half_gradients()
+
+    @cached_property
+    def _samples(self) -> "StepSamples":
+        return StepSamples(self.core, self.role, self.step, self.x, self.lr)
+
+
+@dataclass(frozen=True, eq=False)
+class StepSamples:
+    """The loss on the server's samples of one step, and its gradients, each computed once."""
+
+    core: "Core"
+    role: str
+    step: int
+    x: Tensor  # [d]
+    lr: float | Tensor
+
+    def descents(self, candidates: Tensor | Sequence[Tensor]) -> Tensor:  # [m]
+        return self.all.descents(candidates)
+
+    def gradient(self, after: Tensor | None = None) -> Tensor:  # [d]
+        """The server's own: a displacement if those of the workers are, which have the scale of local training."""
+        if after is None and self.core.local_training is not None:
+            return self.half_gradients().mean(dim=0)
+        return self.all.gradient(after)
+
+    def half_gradients(self) -> Tensor:  # [2, d]
         return self._half_gradients
+
+    @cached_property
+    def all(self) -> LossOracle:
+        """The loss on all samples of the step, without halves."""
+        return self._on(self._number)
 
     @cached_property
     def _half_gradients(self) -> Tensor:
         local = self.core.local_training
         batches = 1 if local is None else local.steps  # each as large as that of a gradient
-        size = max(1, self._samples // 2)
-        with self.clock("scores"):
-            return half_gradients(*(self._on(size, half, batches) for half in (0, 1)), local=local)
-
-    @cached_property
-    def _oracle(self) -> LossOracle:
-        return self._on(self._samples)
+        size = max(1, self._number // 2)
+        return half_gradients(*(self._on(size, half, batches) for half in (0, 1)), local=local)
 
     @property
-    def _samples(self) -> int:
+    def _number(self) -> int:
         samples = self.core.rule.samples
         if samples < 1:
             raise ValueError(

@@ -61,6 +61,7 @@ class Outcome:
     faulty_among_kept: float | None
     skipped: int  # steps
     seconds: float | None  # of training, over all steps
+    elapsed: list[float] | None = None  # seconds of training up to each evaluation; None in older files
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> "Outcome":
@@ -73,6 +74,7 @@ class Outcome:
             faulty_among_kept=summary.faulty_among_kept,
             skipped=summary.skipped,
             seconds=None if summary.seconds_per_step is None else summary.seconds_per_step * len(records),
+            elapsed=[sum(sum(r.seconds.values()) for r in records[: last.step + 1]) for last in seen],
         )
 
 

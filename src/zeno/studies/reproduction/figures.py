@@ -39,6 +39,7 @@ class Figure:
     title: str
     shows: str
     panels: Sequence[Panel]
+    by_seconds: bool = False  # whether the accuracy is drawn over the seconds of training as well
 
     @property
     def runs(self) -> list[Run]:

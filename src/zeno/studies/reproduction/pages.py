@@ -36,7 +36,7 @@ def write(
         if _begun(figure, evidence):
             panels = {p.title: {name: _repeats(name, p, evidence) for name in p.curves} for p in figure.panels}
             title = f"{figure.title} ({scale.task}, {scale.model}; grey line: the loss of guessing)"
-            draw_panels(panels, CHANCE, title, folder / f"{figure.name}.png")
+            draw_panels(panels, CHANCE, title, folder / f"{figure.name}.png", figure.by_seconds)
     (folder / SUMMARY_FILE).write_text(summary(scale, evidence, found, paper), encoding="utf-8")
     results = as_json(scale, evidence, found)
     (folder / RESULTS_FILE).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
@@ -51,7 +51,8 @@ def _begun(figure: Figure, evidence: Evidence) -> bool:
 def _repeats(name: str, panel: Panel, evidence: Evidence) -> Repeats:
     done, planned = evidence.finished(panel.curves[name]), len(panel.curves[name])
     label = name if len(done) == planned else f"{name} ({len(done)} of {planned})"
-    return Repeats(label, [one.accuracy for one in done], [one.train_loss for one in done])
+    elapsed = [one.elapsed for one in done if one.elapsed is not None]
+    return Repeats(label, [one.accuracy for one in done], [one.train_loss for one in done], elapsed)
 
 
 def summary(scale: Scale, evidence: Evidence, found: Sequence[Finding], paper: Paper = FIRST) -> str:

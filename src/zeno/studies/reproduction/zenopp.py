@@ -61,9 +61,10 @@ def figures(scale: Scale) -> list[Figure]:
         panels += [_panel(scale, f"{name}_q{q}", f"{title}, q = {q}", fault, q) for q in (4, 6)]
     shows = (
         "Test accuracy and loss by epoch, of as many arrivals for every curve. *mean*: asynchronous SGD, which applies "
-        f"every arrival. *{SERVER}*: the gradient on the server's samples alone, at every arrival."
+        f"every arrival. *{SERVER}*: the gradient on the server's samples alone, at every arrival. Seconds are those "
+        "of one process that computes all gradients."
     )
-    return [Figure(NAME, "Asynchronous SGD", shows, panels)]
+    return [Figure(NAME, "Asynchronous SGD", shows, panels, by_seconds=True)]
 
 
 def _panel(scale: Scale, name: str, title: str, fault: Fault, faulty: int) -> Panel:
@@ -72,6 +73,7 @@ def _panel(scale: Scale, name: str, title: str, fault: Fault, faulty: int) -> Pa
         good = replace(base(scale), seed=seed)
         run = replace(good, fault=fault if faulty else good.fault, faulty=faulty)
         in_buffers = replace(run, buffer=BUFFER, steps=run.steps // BUFFER, eval_every=run.eval_every // BUFFER)
+        in_buffers = replace(in_buffers, lr=BUFFER * run.lr)  # one step is as long as those of its arrivals together
         made = {
             WITHOUT_FAULTS: good,
             **({"mean": run} if faulty else {}),
