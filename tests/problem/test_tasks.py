@@ -63,6 +63,24 @@ def test_cifar10_is_read_from_the_binary_version(tmp_path: Path, folder: str) ->
     assert task.test.targets.tolist() == [5] * 5
 
 
+def test_pictures_of_cifar10_can_be_smaller(tmp_path: Path) -> None:
+    write_cifar10(tmp_path)
+    path = tmp_path / "data_batch_1.bin"
+    content = np.fromfile(path, dtype=np.uint8)
+    # The first row of squares of the first picture: 10, 10, 10, 10 becomes 1, 2, 10, 10, whose mean is 5.75.
+    content[[1, 2]] = 1, 2
+    content.tofile(path)
+    task = tasks.load_task("cifar10(size=16)", tmp_path)
+    assert task.train.inputs.shape == (25, 3, 16, 16)
+    assert task.test.inputs.shape == (5, 3, 16, 16)
+    assert task.train.inputs.dtype == torch.uint8
+    assert task.train.inputs[0, :, 0, 0].tolist() == [6, 20, 30]
+    assert task.train.inputs[0, :, 0, 1].tolist() == [10, 20, 30]
+    assert task.train.targets[::5].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match=r"The task cifar10 needs size as 8, 16 or 32\. Found size=12\."):
+        tasks.load_task("cifar10(size=12)", tmp_path)
+
+
 def test_the_model_of_a_task_can_be_replaced(tmp_path: Path) -> None:
     write_cifar10(tmp_path)
     task = tasks.with_model(tasks.load_task("cifar10", tmp_path), "small_cnn")

@@ -137,6 +137,17 @@ def test_an_unknown_figure_raises() -> None:
         figures(SCALES["smoke"], ["label_flip/q9"])
 
 
+def test_the_long_scale_is_the_papers_length_on_smaller_pictures_beside_the_server_alone() -> None:
+    [figure] = figures(SCALES["long"], ["label_flip/q12"])
+    [panel] = figure.panels
+    names = ["mean without faults", "mean", "median", "krum", "zeno", "zeno_auto", "server alone"]
+    assert list(panel.curves) == names
+    assert {(run.task, run.model, run.steps) for run in figure.runs} == {("cifar10(size=16)", "small_cnn", 5_000)}
+    [control] = panel.curves["server alone"]
+    assert control.rule == zeno.ServerAlone(zeno.ZenoAuto().samples)
+    assert "server alone" not in figures(SCALES["small"], ["label_flip/q12"])[0].panels[0].curves
+
+
 # Claims
 
 
@@ -387,7 +398,7 @@ def test_a_run_that_fails_does_not_stop_the_others(
     ("arguments", "says"),
     [
         (["label_slip"], "There is no figure 'label_slip'. There are: no_faults,"),
-        (["--scale", "large"], "Unknown scale 'large'. There are: paper, small, smoke."),
+        (["--scale", "large"], "Unknown scale 'large'. There are: paper, small, long, smoke."),
         (["--scale", "smoke", "--epochs", "0"], "A scale needs epochs of at least 1. Found epochs=0."),
         (["--scale", "smoke", "--processes", "0"], "at least one process. Found processes=0."),
         (["--data", "nowhere"], "The task cifar10 needs the file data_batch_1.bin in nowhere. Found none."),

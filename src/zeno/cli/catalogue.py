@@ -32,11 +32,10 @@ def check_names(settings: Mapping[str, Any], also: tuple[str, ...] = ()) -> None
         for text in value if isinstance(value, list | tuple) else [value]:
             if not isinstance(text, str) or text in also:
                 continue
-            if what != "task":
-                for part in split(text):
-                    bind(what, part, inspect.signature(find(what, parse(part)[0], found)))
-            elif ":" not in text:  # otherwise a function of the user's
-                find(what, text, found)
+            if what == "task" and ":" in text:  # a function of the user's
+                continue
+            for part in split(text):
+                bind(what, part, inspect.signature(find(what, parse(part)[0], found)))
 
 
 @cache

@@ -70,7 +70,9 @@ def reproduce(
         show_default="all",
     ),
     scale: str | None = option(
-        "paper (full CNN, 200 epochs, 10 repeats), small (a quarter as wide, 10 epochs) or smoke (seconds).", "small"
+        "paper (full CNN, 200 epochs, 10 repeats), small (a quarter as wide, 10 epochs), long (as wide as small, "
+        "16x16 pixels, 200 epochs) or smoke (seconds).",
+        "small",
     ),
     data: str | None = option("Folder with the files of cifar10.", "where `zeno data` puts them"),
     model: str | None = option("Network, if not the scale's."),

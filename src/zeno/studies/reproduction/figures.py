@@ -10,13 +10,14 @@ from functools import lru_cache
 
 from zeno.faults import BitFlip, Fault, LabelFlip, SignFlip
 from zeno.problem.splits import Disjoint
-from zeno.rules import Krum, Mean, Median, Rule, Zeno, ZenoAuto
+from zeno.rules import Krum, Mean, Median, Rule, ServerAlone, Zeno, ZenoAuto
 from zeno.studies.compare import WITHOUT_FAULTS
 from zeno.studies.reproduction.scales import Scale
 from zeno.training.run import PAPER_TRIM, Run
 
 BASELINES = ("mean", "median", "krum")  # of the paper
 OURS = "zeno_auto"  # Zeno without tuning, next to the paper's rules in every figure
+SERVER = "server alone"  # on as many samples
 MOST_OF_KRUM = 8
 DISJOINT_LR = 0.05
 HARD = 12  # faulty workers, of 20
@@ -126,7 +127,7 @@ def _panel_of(scale: Scale, base: Run, name: str, title: str, rules: Mapping[str
     """A curve for each rule, ours included, next to the mean without faults if there are any."""
     repeats = scale.repeats_of_hard if base.faulty >= HARD else scale.repeats
     bases = [replace(base, seed=seed) for seed in range(scale.seed, scale.seed + repeats)]
-    every = {**rules, OURS: ZenoAuto()}
+    every = {**rules, OURS: ZenoAuto(), **({SERVER: ServerAlone()} if scale.server_alone else {})}
     curves = {curve: tuple(replace(one, rule=rule) for one in bases) for curve, rule in every.items()}
     if base.faulty:
         good = tuple(replace(one, rule=Mean(), fault=LabelFlip(), faulty=0) for one in bases)

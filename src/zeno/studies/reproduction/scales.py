@@ -1,4 +1,4 @@
-"""The size of the experiments: as in the paper, for a small machine, or for a test that takes seconds."""
+"""The size of the experiments: as in the paper, smaller or shorter, or for a test that takes seconds."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ class Scale:
     precision: str = "float32"  # of the workers' gradients
     seed: int = 0  # of the first repeat
     data: str | None = None
+    server_alone: bool = False  # whether each panel also shows the server's own gradient, without any worker
 
     def __post_init__(self) -> None:
         for name in ("epochs", "repeats", "repeats_of_hard", "steps_per_epoch", "eval_samples"):
@@ -33,7 +34,7 @@ class Scale:
     @property
     def checks_claims(self) -> bool:
         """Whether the paper's claims are checked: they are about its data. Elsewhere, the code is shown to run."""
-        return self.task == "cifar10"
+        return self.task.startswith("cifar10")
 
     def run(self) -> Run:
         """The run that all figures vary."""
@@ -66,5 +67,15 @@ def scale_of(folder: Path) -> Scale:
 SCALES = {
     "paper": Scale("paper", "cifar10", "cnn", epochs=200, repeats=10, repeats_of_hard=10),
     "small": Scale("small", "cifar10", "small_cnn", epochs=10, repeats=1, repeats_of_hard=3, eval_samples=5_000),
+    "long": Scale(
+        "long",
+        "cifar10(size=16)",
+        "small_cnn",
+        200,
+        repeats=1,
+        repeats_of_hard=1,
+        eval_samples=3_000,
+        server_alone=True,
+    ),
     "smoke": Scale("smoke", "digits", "mlp", epochs=4, repeats=1, repeats_of_hard=2, steps_per_epoch=15),
 }

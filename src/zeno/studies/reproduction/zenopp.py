@@ -17,7 +17,7 @@ from zeno.rules import Mean, ServerAlone, ZenoAuto, ZenoPP
 from zeno.studies.compare import WITHOUT_FAULTS
 from zeno.studies.reproduction.claims import EARLY, Claim, Paper
 from zeno.studies.reproduction.evidence import both
-from zeno.studies.reproduction.figures import Figure, Panel
+from zeno.studies.reproduction.figures import SERVER, Figure, Panel
 from zeno.studies.reproduction.scales import Scale
 from zeno.training.run import Run
 from zeno.workers.delays import Uniform
@@ -25,7 +25,7 @@ from zeno.workers.delays import Uniform
 NAME = "zenopp"
 LR, RHO = 0.02, 2e-4
 WORKERS, BATCH, SAMPLES, BUFFER = 10, 128, 128, 5
-OURS, SERVER = f"zeno_auto, buffers of {BUFFER}", "server alone"
+OURS = f"zeno_auto, buffers of {BUFFER}"
 SAMPLES_PER_STEP = 2000  # of the first paper: an epoch has as many samples here
 
 NO_FAULTS, LABEL_4, LABEL_6 = (NAME, "q0"), (NAME, "label_flip_q4"), (NAME, "label_flip_q6")
