@@ -12,7 +12,8 @@ from torch import Tensor
 
 import zeno
 from support.oracle import FakeOracle
-from zeno.rules.zeno_auto import Memory, weigh
+from zeno.rules.mixture_weights import weigh
+from zeno.rules.zeno_auto import Memory
 
 D = 400
 TRUTH = torch.linspace(-1.0, 1.0, D)

@@ -12,7 +12,7 @@ so it is enough to remember the errors u_i - g, as short sketches. A worker with
 error.
 
 Of all weights with about the least E, the most even have the least noise. So the weights are equal, for as many workers
-as can be; and they stay as they are while nothing speaks against them (`weigh`).
+as can be; and they stay as they are while nothing speaks against them (`mixture_weights`).
 
 If no mixture of workers is near, two more columns help. The server's own gradient, on the other half of its samples,
 makes every worker dispensable. The choice of this step alone helps where memory cannot, when other workers are faulty
@@ -34,16 +34,11 @@ from torch import Tensor
 
 from zeno.rules.fltrust import cosines_of, trust
 from zeno.rules.linalg.passes import LARGEST, weighted_sum, working_dtype
-from zeno.rules.linalg.simplex import Mixtures
 from zeno.rules.linalg.sketch import sketch
+from zeno.rules.mixture_weights import SHORT, weigh
 from zeno.rules.parameters import AT_LEAST_1, NON_NEGATIVE, Requirement
 from zeno.rules.rule import Aggregate, Change, Oracle, PositiveCount, Rows, Rule, likeness_of
 
-LEAST = 0.02  # of an equal weight: what is below belongs to large errors, and risks more than it adds
-SHORT = 1e-3  # of the length of the server's own gradient
-MARGIN = 0.2  # up to which squared errors, or cosines, may count as equal
-FITTED = 4.0  # times the share of the noise that repeats: by so much the nearest mixture is too near (on the digits)
-CLEAR = 2.0  # times the squared error of the server's own gradient, from which on it is clear that zero is wrong
 COLUMNS = ("counts", "errors", "weights")  # of a memory, with a row for each worker and two more
 AT_LEAST_2 = Requirement("a whole number of at least 2", lambda value: AT_LEAST_1.holds(value) and value > 1, "samples")
 BELOW_1 = Requirement("a number of at least 0 and below 1", lambda value: NON_NEGATIVE.holds(value) and value < 1)
@@ -136,72 +131,6 @@ class Comparison:
         now = torch.cat([self.columns[there], 0 * g[None]]) - g
         found, memory = self.memory.weighed(there, (1 - self.decay) ** 0.5 * now, 1 / (1 - self.decay))
         return _spread(found, self.choice), memory
-
-
-def weigh(errors: Tensor, before: list[Tensor], repeated: float) -> Tensor:
-    """The weights [n + 2] of n workers, of the choice and of the server's own gradient.
-
-    The errors [n + 3, k] are theirs and, last, that of zero. In this order, the weights are:
-
-    1. those of the last step, `before` [n + 2] in one or more versions, if only workers had any and if they have about
-       the least error still. If workers that are not there had them all, the own gradient takes their place at this
-       step. But if it is clear that zero is wrong, so is who is good: then they are found anew;
-    2. equal for as many workers as have, together, about the least error of workers; if there are none, those with the
-       least;
-    3. only for the server's own gradient, if with zero it has about the least error of all; else those of the nearest
-       mixture of all. Zero is nearer to g than a noisy gradient, but only slower. So what zero gets is for the others,
-       until the mixture is as long as the own gradient.
-
-    The first two are for workers that help. With the server's own gradient, the error would not be much less. They are
-    not farther than it, or than zero unless only workers had weights before. And they go some way along g: workers that
-    send noise are about as near as zero.
-
-    How near is about as near follows from the share of the server's noise that is `repeated`: the nearest mixture fits
-    that, and is a little too near.
-    """
-    mixtures, n = Mixtures(errors), len(errors) - 3
-    columns, g = errors - errors[-1], -errors[-1]
-    lengths, along = columns.norm(dim=1), columns @ g
-    place = torch.arange(len(errors), device=errors.device)
-    long = lengths > SHORT * lengths[-2]
-    workers, alone = long & (place < n), (place == n + 1).double()
-    own, zero = mixtures.error(alone), float(g.square().sum())
-    about = 1 + min(MARGIN, FITTED * repeated)
-    clear = zero >= CLEAR * own
-
-    def clean(weights: Tensor) -> Tensor:
-        return torch.where((weights < LEAST / max(1, n)) | ~long, 0, weights)
-
-    if not before[0].any() and not clear:
-        return alone[:-1]
-    if bool(workers.any()):
-        nearest = clean(mixtures.nearest(workers))
-        nearest = nearest / nearest.sum()
-        limit = about * mixtures.error(nearest)
-        proven = not before[0][n:].any()
-        farthest = min((1 + FITTED * repeated) * mixtures.error(mixtures.nearest(place <= n + 1)), (1 + MARGIN) * own)
-        farthest = farthest if proven else min(farthest, (1 + MARGIN) * zero)
-
-        def helps(weights: Tensor) -> bool:
-            advances = weights @ along >= MARGIN * (along[-2] - MARGIN * lengths[-2] * g.norm())
-            return bool(advances) and mixtures.error(weights) <= farthest
-
-        for last in before if proven and not clear else []:
-            kept = torch.where(workers, torch.cat([last, last.new_zeros(1)]), 0)
-            kept = kept / kept.sum()  # NaN if none of those is there
-            if mixtures.error(kept) <= limit and helps(kept):
-                return kept[:-1]
-        even = mixtures.even(workers, limit)
-        anew = nearest if even is None else even
-        if helps(anew):
-            return anew[:-1]
-    found, shorter = mixtures.nearest(place >= 0), mixtures.nearest(place > n)
-    if mixtures.error(shorter) <= about * mixtures.error(found):
-        return alone[:-1]
-    found = clean(found)
-    found = found if found.any() else alone
-    longer = (lengths[-2] / (found @ columns).norm()).nan_to_num(1).clamp(min=1)
-    return (found * torch.minimum(longer, 1 / found.sum()))[:-1]
 
 
 def _choice(columns: Tensor) -> Tensor:

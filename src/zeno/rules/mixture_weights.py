@@ -1,0 +1,109 @@
+"""The weights of ZenoAuto: of all that have about the least error, the most even, which have the least noise.
+
+The columns are n workers, the choice of a single step, the server's own gradient and, last, zero. Each is given by its
+error [k], the column minus the judge g: its decayed mean and, scaled, the error of this step. The error of a mixture is
+the mixture of the errors, so its squared length is E(w).
+
+How near is about as near follows from the share of the server's noise that is repeated at every step. The nearest
+mixture fits that noise, and is a little too near.
+"""
+
+import torch
+from torch import Tensor
+
+from zeno.rules.linalg.simplex import Mixtures
+
+LEAST = 0.02  # of an equal weight: what is below belongs to large errors, and risks more than it adds
+SHORT = 1e-3  # of the length of the server's own gradient
+MARGIN = 0.2  # up to which squared errors, or cosines, may count as equal
+FITTED = 4.0  # times the share of the noise that repeats: by so much the nearest mixture is too near (on the digits)
+CLEAR = 2.0  # times the squared error of the server's own gradient, from which on it is clear that zero is wrong
+
+
+def weigh(errors: Tensor, before: list[Tensor], repeated: float) -> Tensor:
+    """The weights [n + 2] of the workers, the choice and the server, from the errors [n + 3, k] of all columns.
+
+    `before` are the weights of the last step [n + 2], in one or more versions. `repeated` is the share of the server's
+    noise that is the same at every step.
+    """
+    return _Columns(errors, repeated).weights(before)[:-1]
+
+
+class _Columns:
+    """All columns of a step. Weights are [n + 3], with that of zero, in float64."""
+
+    def __init__(self, errors: Tensor, repeated: float) -> None:
+        self.n = len(errors) - 3
+        self.mixtures = Mixtures(errors)
+        self.columns, self.g = errors - errors[-1], -errors[-1]  # relative to zero
+        self.lengths, self.along = self.columns.norm(dim=1), self.columns @ self.g
+        self.place = torch.arange(len(errors), device=errors.device)
+        self.long = self.lengths > SHORT * self.lengths[-2]
+        self.workers = self.long & (self.place < self.n)
+        self.alone = (self.place == self.n + 1).double()  # all for the server's own gradient
+        self.own, self.zero = self.mixtures.error(self.alone), float(self.g.square().sum())
+        self.clear = self.zero >= CLEAR * self.own
+        self.fitted = FITTED * repeated
+        self.about = 1 + min(MARGIN, self.fitted)
+
+    def weights(self, before: list[Tensor]) -> Tensor:
+        """Those of the workers, if they help; else with the server.
+
+        If the workers that had weights are all absent, the own gradient stands in for them. But if it is clear that
+        zero is wrong, then it is also clear who is good, and the weights are found anew.
+        """
+        if not before[0].any() and not self.clear:
+            return self.alone
+        found = self.of_workers(before) if bool(self.workers.any()) else None
+        return self.with_the_server() if found is None else found
+
+    def of_workers(self, before: list[Tensor]) -> Tensor | None:
+        """Those of the last step while they have about the least error of workers, else new ones; None if none help.
+
+        New ones are equal for as many workers as have, together, about the least error; if there are none, those with
+        the least. The last ones are not kept if the choice or the server had a part, or if it is clear who is good.
+        """
+        nearest = self._clean(self.mixtures.nearest(self.workers))
+        nearest = nearest / nearest.sum()
+        limit = self.about * self.mixtures.error(nearest)
+        proven = not before[0][self.n :].any()
+        farthest = self._farthest(proven)
+        for last in before if proven and not self.clear else []:
+            kept = torch.where(self.workers, torch.cat([last, last.new_zeros(1)]), 0)
+            kept = kept / kept.sum()  # NaN if none of those is there
+            if self.mixtures.error(kept) <= limit and self._helps(kept, farthest):
+                return kept
+        even = self.mixtures.even(self.workers, limit)
+        anew = nearest if even is None else even
+        return anew if self._helps(anew, farthest) else None
+
+    def with_the_server(self) -> Tensor:
+        """All for the own gradient, if with zero it has about the least error of all; else the nearest mixture of all.
+
+        Zero is nearer to g than a noisy gradient, but only slower. So what zero gets is for the others, until the
+        mixture is as long as the own gradient.
+        """
+        found, shorter = self.mixtures.nearest(self.place >= 0), self.mixtures.nearest(self.place > self.n)
+        if self.mixtures.error(shorter) <= self.about * self.mixtures.error(found):
+            return self.alone
+        found = self._clean(found)
+        found = found if found.any() else self.alone
+        longer = (self.lengths[-2] / (found @ self.columns).norm()).nan_to_num(1).clamp(min=1)
+        return found * torch.minimum(longer, 1 / found.sum())
+
+    def _farthest(self, proven: bool) -> float:
+        """The error up to which workers help: with the own gradient it would not be much less, nor with it alone.
+
+        Nor with zero, unless only workers had weights before.
+        """
+        least = (1 + self.fitted) * self.mixtures.error(self.mixtures.nearest(self.place <= self.n + 1))
+        farthest = min(least, (1 + MARGIN) * self.own)
+        return farthest if proven else min(farthest, (1 + MARGIN) * self.zero)
+
+    def _helps(self, weights: Tensor, farthest: float) -> bool:
+        """Whether it is near enough, and goes some way along g: workers that send noise are about as near as zero."""
+        least = MARGIN * (self.along[-2] - MARGIN * self.lengths[-2] * self.g.norm())
+        return bool(weights @ self.along >= least) and self.mixtures.error(weights) <= farthest
+
+    def _clean(self, weights: Tensor) -> Tensor:
+        return torch.where((weights < LEAST / max(1, self.n)) | ~self.long, 0, weights)
