@@ -135,7 +135,7 @@ def _cost_lines(cost: Cost) -> list[str]:
     return [
         *(f"{claim.text}: {claim.verdicts()}" for claim in cost.claims()),
         f"A forward of one sample takes {cost.multiplications:,} multiplications, {times:.0f} x d; the paper says d.",
-        "Running statistics are for BatchNorm, with any rule. zeno_auto scores on 16 samples per step on average.",
+        "Running statistics are for BatchNorm, with any rule.",
     ]
 
 

@@ -21,6 +21,7 @@ import zeno
 from zeno.cli import inspection, training
 from zeno.cli.app import app
 from zeno.problem import download, tasks
+from zeno.problem.registry import parse
 from zeno.report.page import live
 from zeno.studies import matrix
 from zeno.studies.reproduction import reproduce
@@ -120,7 +121,7 @@ def dry(a_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         for run in runs.values():
             trials.dry_run(run)
             assert isinstance(run.task, str)
-            if run.task not in zeno.TASKS:
+            if ":" in run.task or parse(run.task)[0] not in zeno.TASKS:
                 zeno.load_task(run.task)  # raises for a mistake
             if run.model is not None:
                 tasks.with_model(zeno.Task(IMAGES, IMAGES, torch.nn.Identity), run.model).model()

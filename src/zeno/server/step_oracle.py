@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class StepOracle:
-    """The oracle of one step. Samples are drawn when the rule first asks: no worker can fit a gradient to them."""
+    """The oracle of one step. Its samples are drawn for this step, and no worker gets them."""
 
     core: "Core"
     role: str  # what the samples are drawn for
