@@ -68,9 +68,9 @@ class Plan:
 
     @property
     def judging(self) -> int:
-        """Bytes of the choice of weights: the remembered errors, those of the step in float64, and their products."""
+        """Bytes of the choice of weights: what is remembered, the means and this step in float64, and their products."""
         columns = self.workers + 3  # with the choice of the step, the server's own gradient and zero
-        return self.sketches + columns * self.sketch * FLOAT64 + columns**2 * FLOAT64
+        return self.sketches + 2 * columns * self.sketch * FLOAT64 + columns**2 * FLOAT64
 
     def state(self, parameters: int) -> int:
         """Bytes of parameters, optimizer, and update."""

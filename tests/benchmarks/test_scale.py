@@ -19,9 +19,9 @@ def by_name(layout: str, plan: Plan = SMALL) -> dict[str, Host]:
 
 def test_one_server_by_hand() -> None:
     server = by_name("one server")["server"]
-    # Sketches: (3 + 2) * 2 * 4 = 40. Judging: 40 + (3 + 3) * 2 * 8 + 6 * 6 * 8 = 424.
+    # Sketches: (3 + 2) * 2 * 4 = 40. Judging: 40 + 2 * (3 + 3) * 2 * 8 + 6 * 6 * 8 = 520.
     # Candidates: 3 * 10 * 2 = 60. Parameters, momentum, update: 10 * 4 * 3 = 120. Two gradients: 80.
-    assert server.memory == 60 + 120 + 80 + 424
+    assert server.memory == 60 + 120 + 80 + 520
     assert (server.sent, server.received) == (60, 60)
 
 
@@ -30,7 +30,7 @@ def test_shards_by_hand() -> None:
     assert SMALL.slice == 3  # the largest of 3, 3, 3, 1
     # Candidates: 3 * 3 * 2 = 18. State: 3 * 4 * 3 = 36. Two gradients: 3 * 4 * 2 = 24. Sketches: 40.
     assert hosts["shard"] == Host("shard", 4, 18 + 36 + 24 + 40, 18 + 6 + 40, 18 + 24 + 40 + 4 * 8)
-    assert hosts["coordinator"] == Host("coordinator", 1, 424, 4 * 8 * 4, 40)
+    assert hosts["coordinator"] == Host("coordinator", 1, 520, 4 * 8 * 4, 40)
     assert hosts["judge"] == Host("judge", 1, 40 + 80, 80, 20)
     assert hosts["worker"] == Host("worker", 3, 40 + 20, 20, 20)
 
