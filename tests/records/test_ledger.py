@@ -353,9 +353,9 @@ def test_quarantine_stops_asking_suspects_and_resumes_to_the_same_records(tmp_pa
 
 def test_quarantine_ends_if_the_rule_would_have_too_few_candidates() -> None:
     """Six may be missing. Four rest and three more die: the four are asked again, and no step is skipped."""
-    fault = together(zeno.SignFlip(on=4), zeno.Crash(on=3, start=120))
-    records = zeno.train(replace(RUN, quarantine=True, fault=fault, faulty=7, steps=135, batch_size=32))
-    before, after = records[119], records[120:]
+    fault = together(zeno.SignFlip(on=4), zeno.Crash(on=3, start=90))
+    records = zeno.train(replace(RUN, quarantine=True, fault=fault, faulty=7, steps=105, batch_size=32))
+    before, after = records[89], records[90:]
     assert before.quarantined == [0, 1, 2, 3]
     assert all((len(r.errors), r.quarantined, r.skipped) == (3, [], None) for r in after)
     assert ledger_of(records, 10).suspects[:4] == [0, 1, 2, 3], "failures of others mend no worker"

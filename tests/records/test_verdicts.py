@@ -100,6 +100,21 @@ def test_a_worker_that_points_away_from_the_servers_gradient_is_harmful() -> Non
     assert ledger.rows[1].cosine == pytest.approx(-0.3, abs=0.1)
 
 
+def test_a_small_harm_counts_relative_to_the_usual_size_of_the_cosines() -> None:
+    """The same signs in the same order, at a tenth of the size: the evidence is about the same."""
+    large = np.random.default_rng(0).normal([0.3, -0.3, 0.3], 0.3, (60, 3)).clip(-1, 1)
+
+    def evidence(scale: float) -> float:
+        ledger = zeno.Ledger(3)
+        for step, cosines in enumerate(scale * large):
+            ledger.add(zeno.Record(step, 0.1, [True, False, True], None, weights=[0.5, 0.0, 0.5], cosines=[*cosines]))
+        return ledger.evidence[1]
+
+    assert evidence(1.0) > 800
+    assert evidence(0.2) > evidence(1.0) / 10
+    assert evidence(0.001) < 10, "cosines of about 0, as of a model that has converged, say nothing"
+
+
 def test_three_kinds_of_harm_do_not_hide_each_other() -> None:
     ledger = ledger_with_cosines(around(-0.9, -0.5, -0.25, 0.3), 200, [0, 0, 0, 1])
     assert ledger.suspects == [0, 1, 2]

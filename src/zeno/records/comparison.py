@@ -33,10 +33,16 @@ SETTLED = 25  # steps (in decayed weight) after which workers with fewer than EN
 
 
 class Cosines:
-    """The decayed mean of each worker's cosine with the server's own gradient."""
+    """The decayed mean of each worker's cosine with the server's own gradient, and its usual size."""
 
     def __init__(self, workers: int) -> None:
-        self._sums, self._weights = np.zeros((2, workers))
+        self._sums, self._squares, self._weights = np.zeros((3, workers))
+
+    @property
+    def size(self) -> Values:
+        """[m] the root of the mean square of each worker's cosines at the earlier steps; 1 at first."""
+        seen = self._weights > 0
+        return np.sqrt(np.where(seen, self._squares / np.where(seen, self._weights, 1.0), 1.0))
 
     def add(self, cosines: Values, known: Mask, used: Mask) -> tuple[Values, float]:
         """The lowest mean of another worker that is `used` [m], and the mean of all these, at the earlier steps.
@@ -49,6 +55,7 @@ class Cosines:
         if len(order):
             lowest[order[0]] = means[order[1]] if len(order) > 1 else 0.0
         self._sums = np.where(known, LEVEL_FADE * self._sums + cosines, self._sums)
+        self._squares = np.where(known, LEVEL_FADE * self._squares + cosines**2, self._squares)
         self._weights = np.where(known, LEVEL_FADE * self._weights + 1, self._weights)
         return lowest, float(means[used].mean()) if len(order) else 0.0
 

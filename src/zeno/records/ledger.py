@@ -8,7 +8,9 @@ without faults ever has a suspect with a probability of at most ERROR_RATE.
 1. **Failing.** A healthy worker fails at a rate of at most `failure_rate`: it dies, is late, raises, or sends something
    that is malformed, not finite, or many times as long as the server's own gradient. The other workers do not matter.
 2. **Harmful.** If the rule has samples of the server's own, the record has the cosine between each candidate and the
-   gradient on these samples. On average it is at least 0 for a worker that helps, and below 0 for one that harms. Only
+   gradient on these samples. On average it is at least 0 for a worker that helps, and below 0 for one that harms. A
+   cosine counts relative to the size that those of this worker usually have, up to twice that, so that a small harm is
+   found as well. Only
    a worker with very different data may help as a part of a mixture although its own cosine is below 0. So the lowest
    mean cosine of the workers that the rule uses is allowed to all others.
 3. **Worse than others.** A worker is compared with those that the rule trusts, by their scores; see `comparison`. With
@@ -46,6 +48,7 @@ LONGEST = 30.0  # times the length of the server's own gradient; a longer candid
 FAILS, HARMS, WORSE = "failing", "harmful", "worse than others"
 REASONS = ("", FAILS, TOO_LARGE, HARMS, WORSE)  # of a verdict
 TELLING = 0.1  # the mean cosine of the workers in use, from which on scores can tell who is worse, or mended
+WITHIN = 2.0  # times the usual size of a worker's cosines: larger ones count as this. At least TELLING, at most 1
 NEAR = 0.05  # by which the mean cosine of a good worker may be below that of all others
 USED = 0.5  # of an equal weight: what is below may shorten a mixture, and be wrong
 ENOUGH, HARDLY = 5, 0.1  # updates that a worker should be in by its share, and the part of them that is hardly any
@@ -166,12 +169,13 @@ class Ledger:
             cosines = _values(record.cosines)
             known = there & ~np.isnan(cosines)
             cosines = np.where(known, cosines, 0.0)
+            most = np.clip(WITHIN * self._cosines.size, TELLING, 1.0)
             lowest, mean = self._cosines.add(cosines, known, self._used & ~self._suspect)
             telling = mean >= TELLING
             if not self.similar_data:
                 allowed = np.where(lowest < 0, NEAR - lowest, 0.0)
-                self._harmful.add(on_a_mean((-cosines - allowed) / (1 + allowed)), known)
-                yield self._is(HARMS), on_a_mean(cosines), known
+                self._harmful.add(on_a_mean(np.clip((-cosines - allowed) / most, -1, 1)), known)
+                yield self._is(HARMS), on_a_mean(np.clip(cosines / most, -1, 1)), known
         # With samples, a worker that is never used may be harmless: only its score counts.
         ranked = record.scores is not None or record.cosines is None
         if record.kept is not None and ranked and there.sum() > 1:
