@@ -79,14 +79,17 @@ def weights_of(columns: Tensor, g: Tensor, last: Tensor, fitted: float) -> Tenso
     def off(weights: Tensor) -> float:
         return float((weights @ columns - g).square().sum())
 
-    def advances(weights: Tensor) -> bool:
-        return float(5 * (weights @ columns) @ g) >= float(own @ g) - 0.2 * float(own.norm() * g.norm())
-
     nearest = torch.cat([nearest_by_descent(columns[:m] - g), torch.zeros(2)]).double()
     of_own, of_zero = float((own - g).square().sum()), float(g.square().sum())
     about, proven = 1 + min(0.2, fitted), not last[m:].any()
-    farthest = min((1 + fitted) * off(nearest_by_descent(columns - g)), 1.2 * of_own)
+    margin = max(0.2, fitted) if proven and of_zero < 2 * of_own else 0.2
+    farthest = min((1 + fitted) * off(nearest_by_descent(columns - g)), (1 + margin) * of_own)
     farthest = farthest if proven else min(farthest, 1.2 * of_zero)
+    reach = float(own.norm() * g.norm())
+
+    def advances(weights: Tensor) -> bool:
+        return float(5 * (weights @ columns) @ g) >= max(float(own @ g) - margin * reach, -0.2 * reach)
+
     if proven and of_zero < 2 * of_own and advances(last) and off(last) <= min(about * off(nearest), farthest):
         return last
     found, there = nearest, set(range(m))
@@ -164,7 +167,11 @@ def test_the_weights_are_those_of_the_formula(decay: float, sent: str) -> None:
     ("worker", "before", "repeated", "own"),
     [
         ([0.3, 0.0, 0.3], 1.0, 0.5, 0.0),  # helps a little
-        ([0.0, 0.0, 0.3], 1.0, 0.5, 1.0),  # noise: about as near as zero, and no step along g
+        ([0.0, 0.0, 0.3], 1.0, 0.04, 1.0),  # noise: about as near as zero, and no step along g
+        ([0.0, 0.0, 0.3], 0.0, 0.5, 1.0),
+        ([0.02, 0.0, 0.0], 1.0, 0.04, 1.0),  # has converged, but to the server's samples it has not
+        ([0.02, 0.0, 0.0], 1.0, 0.5, 0.0),  # which are few: then it stays
+        ([-0.4, 0.0, 0.0], 1.0, 0.5, 1.0),  # unless it harms
         ([0.3, 0.0, 1.0], 1.0, 0.5, 0.0),  # farther than zero, but not than the own gradient: it stays
         ([0.3, 0.0, 1.0], 0.0, 0.5, 1.0),  # and does not come in
         ([0.3, 0.0, 1.0], 1.0, 0.1, 1.0),  # the own gradient has noise of another kind at each step, and is used too

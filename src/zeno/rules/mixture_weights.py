@@ -8,6 +8,9 @@ How near is about as near follows from the share of the server's noise that is r
 mixture fits that noise, and is a little too near.
 """
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -67,15 +70,15 @@ class _Columns:
         nearest = nearest / nearest.sum()
         limit = self.about * self.mixtures.error(nearest)
         proven = not before[0][self.n :].any()
-        farthest = self._farthest(proven)
+        helps = self._helpful(proven)
         for last in before if proven and not self.clear else []:
             kept = torch.where(self.workers, torch.cat([last, last.new_zeros(1)]), 0)
             kept = kept / kept.sum()  # NaN if none of those is there
-            if self.mixtures.error(kept) <= limit and self._helps(kept, farthest):
+            if self.mixtures.error(kept) <= limit and helps(kept):
                 return kept
         even = self.mixtures.even(self.workers, limit)
         anew = nearest if even is None else even
-        return anew if self._helps(anew, farthest) else None
+        return anew if helps(anew) else None
 
     def with_the_server(self) -> Tensor:
         """All for the own gradient, if with zero it has about the least error of all; else the nearest mixture of all.
@@ -91,19 +94,23 @@ class _Columns:
         longer = (self.lengths[-2] / (found @ self.columns).norm()).nan_to_num(1).clamp(min=1)
         return found * torch.minimum(longer, 1 / found.sum())
 
-    def _farthest(self, proven: bool) -> float:
-        """The error up to which workers help: with the own gradient it would not be much less, nor with it alone.
+    def _helpful(self, proven: bool) -> Callable[[Tensor], bool]:
+        """Whether weights of workers help, which may be `proven`: only workers had weights before.
 
-        Nor with zero, unless only workers had weights before.
+        They are not much farther from g than with the own gradient, than it alone, or, unless proven, than zero. And
+        they go some way along g: workers that send noise are about as near as zero. The server's noise is held against
+        proven workers less, the more of it repeats: with few samples, its two gradients may agree by chance for long.
         """
+        margin = max(MARGIN, self.fitted) if proven and not self.clear else MARGIN
         least = (1 + self.fitted) * self.mixtures.error(self.mixtures.nearest(self.place <= self.n + 1))
-        farthest = min(least, (1 + MARGIN) * self.own)
-        return farthest if proven else min(farthest, (1 + MARGIN) * self.zero)
+        farthest = min(least, (1 + margin) * self.own, math.inf if proven else (1 + margin) * self.zero)
+        reach = self.lengths[-2] * self.g.norm()
+        some_way = MARGIN * torch.maximum(self.along[-2] - margin * reach, -MARGIN * reach)
 
-    def _helps(self, weights: Tensor, farthest: float) -> bool:
-        """Whether it is near enough, and goes some way along g: workers that send noise are about as near as zero."""
-        least = MARGIN * (self.along[-2] - MARGIN * self.lengths[-2] * self.g.norm())
-        return bool(weights @ self.along >= least) and self.mixtures.error(weights) <= farthest
+        def helps(weights: Tensor) -> bool:
+            return bool(weights @ self.along >= some_way) and self.mixtures.error(weights) <= farthest
+
+        return helps
 
     def _clean(self, weights: Tensor) -> Tensor:
         return torch.where((weights < LEAST / max(1, self.n)) | ~self.long, 0, weights)
