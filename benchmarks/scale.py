@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def judging(self) -> int:
-        """Bytes of the choice of weights: what is remembered, the means and this step in float64, and their products."""
+        """Bytes of the choice of weights: the memory, then its means and this step in float64, and their products."""
         columns = self.workers + 3  # with the choice of the step, the server's own gradient and zero
         return self.sketches + 2 * columns * self.sketch * FLOAT64 + columns**2 * FLOAT64
 
