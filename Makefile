@@ -12,7 +12,7 @@ demo: .venv/ready  ## 20 workers, 12 of them faulty: which rule survives?
 test: lint  ## Lint and all tests but the slow ones; under 10 minutes on 2 cores.
 	$(PYTEST) --ignore tests/workers/ray
 	$(BIN)/pytest tests/workers/ray
-	$(BIN)/python -m fuzz --seconds 60
+	$(BIN)/python -m fuzz --seconds 30
 
 test-fast: lint  ## The same without Ray, browser, examples and memory measurements; under 3 minutes.
 	$(PYTEST) --ignore tests/workers/ray --ignore tests/report/test_browser.py --ignore tests/project/test_examples.py \

@@ -123,7 +123,9 @@ def nearest_by_descent(errors: Tensor) -> Tensor:
     products, weights = errors @ errors.T, torch.full((len(errors),), 1 / len(errors)).double()
     rate = 1 / float(torch.linalg.eigvalsh(products)[-1])
     for _ in range(20_000):
-        weights = onto_simplex(weights - rate * products @ weights)
+        before, weights = weights, onto_simplex(weights - rate * products @ weights)
+        if float((weights - before).abs().max()) < 1e-9:
+            break
     return weights
 
 
