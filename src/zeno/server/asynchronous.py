@@ -65,7 +65,7 @@ class AsynchronousEngine(Engine):
         """One update. Workers in `skip` get no ticket."""
         buffers, oracle = self._begin(number)
         clock = Clock() if oracle is None else oracle.clock
-        with clock("gradients"):
+        with self._meanwhile(oracle), clock("gradients"):
             found = self._take_arrivals(number, skip, buffers)
         there = sorted(found.rows)
         members = Members(there, self._names, [])

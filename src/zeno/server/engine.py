@@ -1,7 +1,8 @@
 """The server of a run: one step from the replies of a cluster to the new parameters."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from zeno.problem.dataset import Dataset
 from zeno.problem.problem import Problem
+from zeno.problem.threads import one_thread
 from zeno.rules.rule import Rule, TooFewUsable
 from zeno.server.core import Core, Step
 from zeno.server.samples import DatasetSamples
@@ -44,7 +46,7 @@ class Engine:
         self._thread = ThreadScorer() if rule.scores_on_arrival and cluster.remote and scorer is None else None
         self._ahead: ThreadPoolExecutor | None = None  # where the rule prepares a step while workers compute
         if cluster.remote and rule.samples and not rule.scores_on_arrival:
-            self._ahead = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
+            self._ahead = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         source = DatasetSamples(dataset, samples, seed)
         self.core = Core(problem, rule, source, scorer or self._thread, check_on_one_core=True, seed=seed)
         self.core.state = rule.first_state(source.secret)
@@ -54,7 +56,7 @@ class Engine:
         """One step. Workers in `skip` are left out, as long as the rule has enough candidates without them."""
         buffers, oracle = self._begin(number)
         step = Step(self.core, number, self.cluster.size, self.params.detach(), self._lr, oracle=oracle)
-        with step.clock("gradients"):
+        with self._meanwhile(oracle), step.clock("gradients"):
             self._collect(step, skip, buffers)
         step.run_rule()
         step.update(self._apply)
@@ -121,6 +123,22 @@ class Engine:
         oracle = StepOracle(self.core, "score", number, self.params.detach(), self._lr)
         oracle.prepare(self._ahead)
         return buffers, oracle
+
+    @contextmanager
+    def _meanwhile(self, oracle: StepOracle | None) -> Iterator[None]:
+        """While workers compute and the rule prepares the step; ends when it has.
+
+        MKL has one number of threads for the whole process. It must not change meanwhile, or last bits would.
+        """
+        if oracle is None:
+            yield
+            return
+        with one_thread():
+            try:
+                yield
+            finally:
+                with oracle.clock("scores"):
+                    oracle.finish()
 
     def _collect(self, step: Step, skip: Collection[int], buffers: Mapping[str, Tensor]) -> None:
         """Asks the workers; those in `skip` only if too few of the others send something usable."""
