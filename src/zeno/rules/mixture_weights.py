@@ -5,7 +5,8 @@ error [k], the column minus the judge g: its decayed mean and, scaled, the error
 the mixture of the errors, so its squared length is E(w).
 
 How near is about as near follows from the share of the server's noise that is repeated at every step. The nearest
-mixture fits that noise, and is a little too near.
+mixture fits that noise, and is a little too near. The server's own gradient has noise of its own: where it agrees that
+another mixture is farther, that is not the noise.
 """
 
 import math
@@ -20,6 +21,7 @@ LEAST = 0.02  # of an equal weight: what is below belongs to large errors, and r
 SHORT = 1e-3  # of the length of the server's own gradient
 MARGIN = 0.2  # up to which squared errors, or cosines, may count as equal
 FITTED = 4.0  # times the share of the noise that repeats: by so much the nearest mixture is too near (on the digits)
+AGREED = 0.05  # of the least squared error: so much farther by both gradients of the server is farther
 CLEAR = 2.0  # times the squared error of the server's own gradient, from which on it is clear that zero is wrong
 
 
@@ -68,16 +70,14 @@ class _Columns:
         """
         nearest = self._clean(self.mixtures.nearest(self.workers))
         nearest = nearest / nearest.sum()
-        limit = self.about * self.mixtures.error(nearest)
         proven = not before[0][self.n :].any()
         helps = self._helpful(proven)
         for last in before if proven and not self.clear else []:
             kept = torch.where(self.workers, torch.cat([last, last.new_zeros(1)]), 0)
             kept = kept / kept.sum()  # NaN if none of those is there
-            if self.mixtures.error(kept) <= limit and helps(kept):
+            if self._about_as_near(kept, nearest) and helps(kept):
                 return kept
-        even = self.mixtures.even(self.workers, limit)
-        anew = nearest if even is None else even
+        anew = self._equal(nearest)
         return anew if helps(anew) else None
 
     def with_the_server(self) -> Tensor:
@@ -93,6 +93,22 @@ class _Columns:
         found = found if found.any() else self.alone
         longer = (self.lengths[-2] / (found @ self.columns).norm()).nan_to_num(1).clamp(min=1)
         return found * torch.minimum(longer, 1 / found.sum())
+
+    def _equal(self, nearest: Tensor) -> Tensor:
+        """Equal weights for as many workers as are together about as near as the nearest; if none are, the nearest."""
+        least = self.mixtures.error(nearest)
+        for limit in (self.about, min(self.about, 1 + AGREED)):
+            found = self.mixtures.even(self.workers, limit * least)
+            if found is not None and self._about_as_near(found, nearest):
+                return found
+        return nearest
+
+    def _about_as_near(self, weights: Tensor, nearest: Tensor) -> bool:
+        """Whether weights of workers are about as near as the nearest, which fits the noise of g, but not that of o."""
+        least = self.mixtures.error(nearest)
+        farther = self.mixtures.error(weights) - least
+        from_own = self.mixtures.error(weights - self.alone) - self.mixtures.error(nearest - self.alone)
+        return farther <= (self.about - 1) * least and min(farther, from_own) <= AGREED * least
 
     def _helpful(self, proven: bool) -> Callable[[Tensor], bool]:
         """Whether weights of workers help, which may be `proven`: only workers had weights before.
