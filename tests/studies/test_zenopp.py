@@ -79,3 +79,10 @@ def test_the_command_trains_and_writes_a_page(tmp_path: Path, monkeypatch: pytes
     assert "zeno reproduce zenopp --scale smoke" in page
     assert "5 of 16 runs are finished" in page
     assert (tmp_path / "zenopp.png").exists()
+
+    resumed = CliRunner().invoke(app, ["reproduce", "--resume", str(tmp_path), "--processes", "1"])
+    assert resumed.exit_code == 0, resumed.output
+    assert "16 of 16 runs" in (tmp_path / pages.SUMMARY_FILE).read_text(), "the folder knows its paper"
+    other = CliRunner().invoke(app, ["reproduce", "bit_flip/q8", "--resume", str(tmp_path)])
+    assert other.exit_code != 0
+    assert "holds another scale or paper" in str(other.exception)

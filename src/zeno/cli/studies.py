@@ -99,7 +99,6 @@ def reproduce(
     if resume is not None:
         settings_to_resume(resume, SCALE_FILE, "reproduction", "reproduce", out_folder or scale or changed)
     chosen = scale_of(resume) if resume else replace(find("scale", scale or "small", SCALES), **changed)
-    chosen = replace(chosen, data=data)
     folder = resume or new_folder(out_folder, f"reproduce-{chosen.name}")
     from zeno.cli.progress import TrainingProgress, to_continue
     from zeno.studies.reproduction import pages, zenopp
@@ -108,7 +107,9 @@ def reproduce(
     from zeno.studies.reproduction.figures import chosen_of
     from zeno.studies.sweep import finished
 
-    paper = zenopp.PAPER if figure and figure[0].partition("/")[0] == zenopp.NAME else FIRST
+    asked = figure[0].partition("/")[0] if figure else chosen.paper
+    paper = zenopp.PAPER if asked == zenopp.NAME else FIRST
+    chosen = replace(chosen, data=data, paper=paper.name)
     to_draw = chosen_of({one.name: one for one in paper.figures(chosen)}, figure or ())
     outcomes = reproduction.outcomes_in(folder)
     bars = {"reproduction": reproduction.jobs_of(to_draw, folder, device)}

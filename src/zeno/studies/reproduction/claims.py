@@ -143,7 +143,7 @@ class Paper:
     figures: Callable[[Scale], Sequence[Figure]]
     claims: Sequence[Claim]
     about: Callable[[Scale], str]  # the settings that all runs share, in words
-    name: str = ""  # what the command needs to be told; the first paper needs nothing
+    name: str | None = None  # what the command needs to be told; the first paper needs nothing
 
 
 FIRST = Paper("The paper's experiments", figures, CLAIMS, _about)

@@ -48,7 +48,9 @@ def run(
 ) -> Results:
     """Trains the runs that are missing in the folder or failed; see `sweep`. On a GPU, one at a time by default."""
     if (folder / SCALE_FILE).exists() and scale_of(folder) != replace(scale, data=None):
-        raise ValueError(f"The folder {folder} holds another scale, in {SCALE_FILE}. Name another one with --out.")
+        raise ValueError(
+            f"The folder {folder} holds another scale or paper, in {SCALE_FILE}. Name another one with --out."
+        )
     if processes is None and device != "cpu":
         processes = 1
     jobs = jobs_of(figures, folder, device)

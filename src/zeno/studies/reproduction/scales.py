@@ -25,6 +25,7 @@ class Scale:
     seed: int = 0  # of the first repeat
     data: str | None = None
     server_alone: bool = False  # whether each panel also shows the server's own gradient, without any worker
+    paper: str | None = None  # whose experiments; the first paper's if not given
 
     def __post_init__(self) -> None:
         for name in ("epochs", "repeats", "repeats_of_hard", "steps_per_epoch", "eval_samples"):
