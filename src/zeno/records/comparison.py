@@ -17,19 +17,14 @@ from numpy.typing import NDArray
 
 from zeno.records.betting import Mask, Values
 
-SLACK = 6.0  # standard deviations by which good workers may differ,
-FEW = 8.0  # multiplied by 1 + (FEW / places) ** 2, because few places give a poor estimate
+SLACK = 6.0  # standard deviations by which good workers may differ; more where few places give a poor estimate
+ENOUGH = 4  # distinct places needed to estimate how workers differ
 BY_CHANCE = 2.0  # the slack is at least this many standard errors of a place
 FARTHEST = 0.99  # places are clipped to this distance from the middle
-ENOUGH = 4  # distinct places needed to estimate how workers differ;
-SLACK_OF_FEW = 0.25  # the slack where there are fewer
 MANY = 12  # places needed to look for three groups
 APART = 4.0  # factor by which the third group has to reduce the variance
 SLACK_OF_SIMILAR = 0.3  # the slack where data is known to be similar: shards of ten batches differ by less
-SLACK_EACH, SLACK_EVERY = 100, 10  # the slack is updated at each of the first steps, then every few steps
-FADE = 0.995  # decay per step, of places
-LEVEL_FADE = 0.98  # decay per step, of levels and cosines
-SETTLED = 25  # steps (in decayed weight) after which workers with fewer than ENOUGH places get SLACK_OF_FEW
+FADE = 0.99  # decay per step
 
 
 class Cosines:
@@ -54,9 +49,9 @@ class Cosines:
         lowest = np.full(len(means), means[order[0]] if len(order) else 0.0)
         if len(order):
             lowest[order[0]] = means[order[1]] if len(order) > 1 else 0.0
-        self._sums = np.where(known, LEVEL_FADE * self._sums + cosines, self._sums)
-        self._squares = np.where(known, LEVEL_FADE * self._squares + cosines**2, self._squares)
-        self._weights = np.where(known, LEVEL_FADE * self._weights + 1, self._weights)
+        self._sums = np.where(known, FADE * self._sums + cosines, self._sums)
+        self._squares = np.where(known, FADE * self._squares + cosines**2, self._squares)
+        self._weights = np.where(known, FADE * self._weights + 1, self._weights)
         return lowest, float(means[used].mean()) if len(order) else 0.0
 
 
@@ -69,7 +64,7 @@ class Places:
         self._places, self._weights, self._squares = np.zeros((3, workers))  # decayed sums; squares: of weights
         self._scatter, self._scattered = 0.0, 0.0  # decayed sums: squared deviations from the mean place, and counts
         self._kept = workers  # at the last step that kept a worker
-        self.steps, self._slack = 0, 1.0
+        self._slack = 1.0
 
     def add(self, scores: Values, kept: int, suspect: Mask) -> tuple[Values, float]:
         """How far each worker is below the trusted, and the slack; NaN is the score of one without a candidate.
@@ -80,9 +75,7 @@ class Places:
         above, beneath = num_above_and_below(scores, scores[asked])
         place = np.where(asked, (beneath - above) / max(1, asked.sum() - 1), 0.0)
         mean = self._places / np.maximum(self._weights, 1e-300)
-        if self.steps < SLACK_EACH or self.steps % SLACK_EVERY == 0:
-            self._slack = self._new_slack(mean, suspect)
-        self.steps += 1
+        self._slack = self._new_slack(mean, suspect)
         order = np.flatnonzero(asked)[np.argsort(-mean[asked], kind="stable")]
         below = _below(scores, order, self._kept)
         known = asked & (self._weights > 1)
@@ -91,8 +84,8 @@ class Places:
         self._places = np.where(asked, FADE * self._places + place, self._places)
         self._weights = np.where(asked, FADE * self._weights + 1, self._weights)
         self._squares = np.where(asked, FADE**2 * self._squares + 1, self._squares)
-        self._levels = np.where(asked, LEVEL_FADE * self._levels + below, self._levels)
-        self._level_weights = np.where(asked, LEVEL_FADE * self._level_weights + 1, self._level_weights)
+        self._levels = np.where(asked, FADE * self._levels + below, self._levels)
+        self._level_weights = np.where(asked, FADE * self._level_weights + 1, self._level_weights)
         self.level = self._levels / np.maximum(self._level_weights, 1e-300)
         self._kept = kept or self._kept
         return below, self._slack
@@ -103,12 +96,13 @@ class Places:
         means = np.clip(mean[seen], -FARTHEST, FARTHEST)
         places = np.unique(means)  # workers that send the same candidates count once
         if len(places) < ENOUGH:
-            return SLACK_OF_FEW if self._weights.max() > SETTLED else 1.0
+            return self._slack
         errors = self._scatter / self._scattered * self._squares[seen] / self._weights[seen] ** 2
         # Places crowd at both ends, so the spread is measured on the scale of arctanh, where they do not.
         chance = float(np.median(errors / (1 - means**2) ** 2))
         spread = math.sqrt(max(0.0, _variance_within_groups(np.arctanh(places)) - chance))
-        slack = math.tanh(SLACK * (1 + (FEW / len(places)) ** 2) * spread)
+        few = (len(places) / (len(places) - 3)) ** 2  # near 1 if there are many
+        slack = math.tanh(SLACK * few * spread)
         return max(slack, min(1.0, BY_CHANCE * math.sqrt(float(np.median(errors)))))
 
 
