@@ -192,7 +192,7 @@ def test_wrong_use_raises_clear_errors() -> None:
         step(model, optimizer)
     with pytest.raises(ValueError, match=r"needs server_rank from 0 to 0\. Found 1\."):
         step(model, optimizer, server, server_rank=1)
-    with pytest.raises(ValueError, match=r"needs a server that was created with this model and optimizer"):
+    with pytest.raises(ValueError, match=r"needs the model and the optimizer that its server has"):
         step(model, torch.optim.SGD(model.parameters(), lr=0.1), server)
     with pytest.raises(ValueError, match=r"needs the model itself\. Found it in DistributedDataParallel"):
         step(nn.parallel.DistributedDataParallel(model), optimizer, server)

@@ -46,7 +46,10 @@ def fetch(name: str, folder: Path, base_url: str | None = None) -> None:
             try:
                 path = Path(pooch.retrieve(address + file, checksum, file, folder, downloader=downloader))
             except (ValueError, OSError) as error:
-                raise ValueError(f"Could not download {address + file}: {error}") from error
+                raise ValueError(
+                    f"Could not download {address + file}: {error}. Try again, name a mirror with --url, or put the "
+                    f"file into {folder} yourself."
+                ) from error
             if file.endswith(".tar.gz"):
                 unpack(path, folder)
 

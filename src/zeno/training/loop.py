@@ -155,7 +155,10 @@ def _resume_point(run: Run, folder: Path | None) -> tuple[list[Record], dict[str
     for name in (f.name for f in fields(run) if f.name not in ("steps", "data")):  # the data may have moved
         if there.get(name) != here.get(name):
             other, this = (f"{name} = {values[name]!r}" if name in values else f"no {name}" for values in (there, here))
-            raise ValueError(f"The run in {folder} has other settings: {other} there, {this} here.")
+            raise ValueError(
+                f"The run in {folder} has other settings: {other} there, {this} here. Resume it with its own, or name "
+                "another folder."
+            )
     records = read(folder)
     if run.steps < len(records):
         raise ValueError(

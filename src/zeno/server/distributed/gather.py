@@ -112,7 +112,10 @@ def _check(
             " the gradients of all ranks before they can be checked. Pass the model without DDP."
         )
     if server is not None and (server.model is not model or server.optimizer is not optimizer):
-        raise ValueError("zeno.distributed.step needs a server that was created with this model and optimizer.")
+        raise ValueError(
+            "zeno.distributed.step needs the model and the optimizer that its server has. Found others. Pass those "
+            "that the Server was created with."
+        )
 
 
 class _Transport:

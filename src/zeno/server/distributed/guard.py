@@ -194,7 +194,8 @@ class Guard:
             self.model.register_comm_hook(None, lambda state, bucket: self._receive(bucket))
         except RuntimeError as error:
             raise ValueError(
-                f"{CALLER} is the communication hook of its model, and there can be one. Found another: {error}"
+                f"{CALLER} is the communication hook of its model, and there can be one. Found another: {error}. "
+                "Leave out the other register_comm_hook."
             ) from error
 
     # The steps

@@ -99,7 +99,7 @@ class RayCluster(Cluster):
         if all(actor.away is not None for actor in self.actors):
             raise ValueError(
                 f"None of {len(self.actors)} actors was up after {proxy.START_SECONDS:.0f} s. The cluster has "
-                f"{_cpus():.0f} CPUs in all; others may use them. Try fewer with --workers-per-actor."
+                f"{_cpus():.0f} CPUs in all; others may use them. Start fewer actors, with more --workers-per-actor."
             )
 
     @property

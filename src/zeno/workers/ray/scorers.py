@@ -59,7 +59,9 @@ class RayScorers:
         try:
             ray.get([actor.here.remote() for actor in self.actors], timeout=START_SECONDS)
         except ray.exceptions.GetTimeoutError:
-            raise ValueError(f"Not all of {number} scorers were up after {START_SECONDS:.0f} s. Try fewer.") from None
+            raise ValueError(
+                f"Not all of {number} scorers were up after {START_SECONDS:.0f} s. Start fewer, with --scorers."
+            ) from None
         self._steps = 0
 
     def begin(self, oracle: LossOracle, size: int) -> None:

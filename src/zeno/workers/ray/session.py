@@ -43,7 +43,8 @@ def start_or_join(address: str | None = None) -> Iterator[None]:
         context = ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         place = "start a Ray cluster on this machine" if here else f"join the Ray cluster at {address}"
-        raise ValueError(f"Could not {place}: {error}") from error
+        advice = "" if here else " Check the address, and on that machine `ray status`."
+        raise ValueError(f"Could not {place}: {error}.{advice}") from error
     try:
         listens = str(ray.util.get_node_ip_address())
         if here and listens not in LOOPBACK:
