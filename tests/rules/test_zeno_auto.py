@@ -211,6 +211,14 @@ def test_with_few_samples_a_worker_is_left_out_if_both_gradients_of_the_server_a
     assert found.tolist() == pytest.approx([*expected, 0.0, 0.0])
 
 
+def test_while_the_memory_is_not_full_it_takes_more_for_both_gradients_to_agree() -> None:
+    """As above: 6 % is more than 5 %, but not more than 5 % by half a memory."""
+    columns = torch.tensor([[1.0, 0.0, 0.0], [-0.2, 0.0, 0.0], *[[1.0, 0.0, 2.5]] * 2, [0.0, 0.0, 0.0]]).double()
+    errors, even = columns - torch.tensor([1.0, 2.5, 0.0]), torch.tensor([0.5, 0.5, 0.0, 0.0]).double()
+    assert weigh(errors, [even], repeated=0.5, filled=0.5).tolist() == [0.5, 0.5, 0.0, 0.0]
+    assert weigh(errors, [even], repeated=0.5).tolist() == pytest.approx([1.0, 0.0, 0.0, 0.0])
+
+
 def test_a_bias_is_found_though_noise_hides_it_at_every_single_step() -> None:
     bias = 0.7 * noise(99)[0]
     steps = [torch.cat([good(100 + t, 3), good(200 + t, 12) + bias]) for t in range(30)]

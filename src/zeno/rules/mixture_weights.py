@@ -21,23 +21,24 @@ LEAST = 0.02  # of an equal weight: what is below belongs to large errors, and r
 SHORT = 1e-3  # of the length of the server's own gradient
 MARGIN = 0.2  # up to which squared errors, or cosines, may count as equal
 FITTED = 4.0  # times the share of the noise that repeats: by so much the nearest mixture is too near (on the digits)
-AGREED = 0.05  # of the least squared error: so much farther by both gradients of the server is farther
+AGREED = 0.05  # of the least squared error: so much farther, from both gradients of the server, is farther
 CLEAR = 2.0  # times the squared error of the server's own gradient, from which on it is clear that zero is wrong
 
 
-def weigh(errors: Tensor, before: list[Tensor], repeated: float) -> Tensor:
+def weigh(errors: Tensor, before: list[Tensor], repeated: float, filled: float = 1.0) -> Tensor:
     """The weights [n + 2] of the workers, the choice and the server, from the errors [n + 3, k] of all columns.
 
     `before` are the weights of the last step [n + 2], in one or more versions. `repeated` is the share of the server's
-    noise that is the same at every step.
+    noise that is the same at every step. `filled` is the part of the memory that has steps, above 0: until it is 1,
+    the means are noisier.
     """
-    return _Columns(errors, repeated).weights(before)[:-1]
+    return _Columns(errors, repeated, filled).weights(before)[:-1]
 
 
 class _Columns:
     """All columns of a step. Weights are [n + 3], with that of zero, in float64."""
 
-    def __init__(self, errors: Tensor, repeated: float) -> None:
+    def __init__(self, errors: Tensor, repeated: float, filled: float) -> None:
         self.n = len(errors) - 3
         self.mixtures = Mixtures(errors)
         self.columns, self.g = errors - errors[-1], -errors[-1]  # relative to zero
@@ -50,6 +51,7 @@ class _Columns:
         self.clear = self.zero >= CLEAR * self.own
         self.fitted = FITTED * repeated
         self.about = 1 + min(MARGIN, self.fitted)
+        self.agreed = AGREED / filled
 
     def weights(self, before: list[Tensor]) -> Tensor:
         """Those of the workers, if they help; else with the server.
@@ -97,7 +99,7 @@ class _Columns:
     def _equal(self, nearest: Tensor) -> Tensor:
         """Equal weights for as many workers as are together about as near as the nearest; if none are, the nearest."""
         least = self.mixtures.error(nearest)
-        for limit in (self.about, min(self.about, 1 + AGREED)):
+        for limit in (self.about, min(self.about, 1 + self.agreed)):
             found = self.mixtures.even(self.workers, limit * least)
             if found is not None and self._about_as_near(found, nearest):
                 return found
@@ -108,7 +110,7 @@ class _Columns:
         least = self.mixtures.error(nearest)
         farther = self.mixtures.error(weights) - least
         from_own = self.mixtures.error(weights - self.alone) - self.mixtures.error(nearest - self.alone)
-        return farther <= (self.about - 1) * least and min(farther, from_own) <= AGREED * least
+        return farther <= (self.about - 1) * least and min(farther, from_own) <= self.agreed * least
 
     def _helpful(self, proven: bool) -> Callable[[Tensor], bool]:
         """Whether weights of workers help, which may be `proven`: only workers had weights before.

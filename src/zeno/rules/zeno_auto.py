@@ -223,7 +223,8 @@ class Memory:
         means = torch.cat([self.errors[there], -self.target[None]]).double()
         before, late = self.weights[there], self._late(span)[there]
         tries = [torch.where(late, before.max(), before), before] if bool(late.any()) else [before]
-        found = weigh(torch.cat([means, now], dim=1), tries, self.repeated)
+        filled = min(1.0, float(self.counts[-1]) / span)
+        found = weigh(torch.cat([means, now], dim=1), tries, self.repeated, filled)
         weights, kept = torch.zeros_like(self.weights), self.weights.clone()
         weights[there] = found
         if tries[0].any() or found[:-1].any():  # else the own gradient stood in for workers that were not there
