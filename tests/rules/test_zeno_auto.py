@@ -219,6 +219,18 @@ def test_while_the_memory_is_not_full_it_takes_more_for_both_gradients_to_agree(
     assert weigh(errors, [even], repeated=0.5).tolist() == pytest.approx([1.0, 0.0, 0.0, 0.0])
 
 
+@pytest.mark.parametrize(("noise_of_own", "helped"), [(10.0, False), (3.0, True)])
+def test_the_server_does_not_help_out_because_equal_weights_are_a_little_farther(
+    noise_of_own: float, helped: bool
+) -> None:
+    """Squared errors: 1 of the nearest worker, 1.4 % more of both. The own gradient makes it 1 % or 10 % less."""
+    own, zero = [0.0, noise_of_own, 0.0], [0.0, 0.0, -5.0]
+    errors = torch.tensor([[1.0, 0.0, 0.0], [1.014, 0.0, 0.0], own, own, zero]).double()
+    found = weigh(errors, [torch.tensor([0.5, 0.5, 0.0, 0.0]).double()], repeated=0.0045)
+    assert (found.tolist() != [0.5, 0.5, 0.0, 0.0]) == helped
+    assert (float(found[2:].sum()) > 0.05) == helped
+
+
 def test_a_bias_is_found_though_noise_hides_it_at_every_single_step() -> None:
     bias = 0.7 * noise(99)[0]
     steps = [torch.cat([good(100 + t, 3), good(200 + t, 12) + bias]) for t in range(30)]

@@ -120,7 +120,9 @@ class _Columns:
         proven workers less, the more of it repeats: with few samples, its two gradients may agree by chance for long.
         """
         margin = max(MARGIN, self.fitted) if proven and not self.clear else MARGIN
-        least = (1 + self.fitted) * self.mixtures.error(self.mixtures.nearest(self.place <= self.n + 1))
+        # Equal weights may be farther than the nearest of workers, and these by as much than the nearest of all.
+        most = max(1 + self.fitted, min((1 + self.fitted) ** 2, 1 + MARGIN))
+        least = most * self.mixtures.error(self.mixtures.nearest(self.place <= self.n + 1))
         farthest = min(least, (1 + margin) * self.own, math.inf if proven else (1 + margin) * self.zero)
         reach = self.lengths[-2] * self.g.norm()
         some_way = MARGIN * torch.maximum(self.along[-2] - margin * reach, -MARGIN * reach)
