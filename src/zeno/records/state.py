@@ -35,8 +35,5 @@ def with_state(like: Any, state: Any) -> Any:
                 setattr(like, name, with_state(part, state[name]))
             return like
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"The state is not that of a {type(like).__name__} of this version: {error!r}. Load it with the version "
-            "that saved it, or start anew."
-        ) from None
+        raise ValueError(f"The state is not that of a {type(like).__name__} of this version: {error!r}") from None
     return state
