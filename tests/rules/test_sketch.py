@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from zeno.rules.linalg.sketch import ROWS, Signs, Sketch, sketch
+from zeno.rules.linalg.sketch import Signs, Sketch, sketch
 
 
 def signs(seed: int, stretch: int = 100) -> Signs:
     return Signs(seed, stretch, torch.float32, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("n", [1, 2, 2 * ROWS + 1])
+@pytest.mark.parametrize("n", [1, 2])
 def test_a_sketch_adds_up_every_kth_number_with_its_sign(n: int) -> None:
     d, k = 300_000, 60_000
     rows = torch.randn(n, d, dtype=torch.float64)

@@ -75,7 +75,7 @@ class ZenoAuto(Rule):
         candidates, oracle = rows.geometry.candidates, rows.require_oracle(oracle)
         halves = rows.server_gradients(oracle)  # [2, d]
         memory = Memory.of(state, candidates, halves, self.sketch)
-        sketches = memory.sketch(candidates).mul_(factors[:, None])  # [m, k]
+        sketches = memory.sketch(candidates) * factors[:, None]  # [m, k]
         compared = Comparison.of(memory, self.memory, sketches, memory.sketch(halves))
         weights, memory = compared.weights()  # [m + 1]
         update = weighted_sum(candidates, factors * weights[:-1])
@@ -97,6 +97,7 @@ class Comparison:
     memory: "Memory"  # with the errors of this step, and the weights of the last
     decay: float
     usable: Tensor  # [m]
+    sketches: Tensor  # [m, k], 0 where unusable
     choice: Tensor  # [m + 1]
     columns: Tensor  # [m + 2, k]
     halves: Tensor  # [2, k]
@@ -104,19 +105,13 @@ class Comparison:
     @classmethod
     def of(cls, memory: "Memory", decay: float, sketches: Tensor, halves: Tensor) -> "Comparison":
         """Of candidates whose sketches [m, k] are not finite where they are unusable."""
-        usable = sketches.norm(dim=1) <= LARGEST
+        usable = sketches.square().sum(dim=1) <= LARGEST**2
+        sketches = torch.where(usable[:, None], sketches, 0)
         o, g = halves
-        columns = torch.cat([sketches, o[None], o[None]])
-        columns[:-2].masked_fill_(~usable[:, None], 0)
-        choice = _choice(columns[:-1])
-        columns[-2] = choice[:-1] @ columns[:-2] + choice[-1] * o
+        choice = _choice(torch.cat([sketches, o[None]]))
+        columns = torch.cat([sketches, (choice[:-1] @ sketches + choice[-1] * o)[None], o[None]])
         memory = memory.after(decay, torch.cat([usable, usable.new_ones(2)]), columns, g)
-        return cls(memory, decay, usable, choice, columns, halves)
-
-    @property
-    def sketches(self) -> Tensor:
-        """[m, k] of the candidates, 0 where unusable."""
-        return self.columns[:-2]
+        return cls(memory, decay, usable, sketches, choice, columns, halves)
 
     @property
     def scores(self) -> Tensor:
@@ -132,9 +127,9 @@ class Comparison:
     def weights(self, among: Tensor | None = None) -> tuple[Tensor, "Memory"]:
         """The weights of the workers, by default all, and of the server [m + 1], and the memory with them."""
         there = torch.cat([self.usable if among is None else self.usable & among, self.usable.new_ones(2)])
-        columns, g = self.columns if bool(there.all()) else self.columns[there], self.halves[1]
-        now = torch.cat([columns, 0 * g[None]]).sub_(g).mul_((1 - self.decay) ** 0.5)
-        found, memory = self.memory.weighed(there, now, 1 / (1 - self.decay))
+        g = self.halves[1]
+        now = torch.cat([self.columns[there], 0 * g[None]]) - g
+        found, memory = self.memory.weighed(there, (1 - self.decay) ** 0.5 * now, 1 / (1 - self.decay))
         return _spread(found, self.choice), memory
 
 
@@ -204,7 +199,7 @@ class Memory:
         """With the columns that are there at this step."""
 
         def mean(before: Tensor, now: Tensor, rate: Tensor) -> Tensor:
-            return (now - before).mul_(rate).add_(before).to(before.dtype)
+            return (before + rate * (now - before)).to(before.dtype)
 
         counts = self.counts + there
         rates = (1 - decay) / (1 - decay ** counts.clamp(min=1)) * there  # the first step counts in full
@@ -225,8 +220,7 @@ class Memory:
         Also returns the memory with them. Who is not there has no weight, and will have the one of before on its
         return. Workers that joined late, less than the `span` of the memory ago, are tried with as much as any.
         """
-        errors = self.errors if bool(there.all()) else self.errors[there]
-        means = torch.cat([errors, -self.target[None]]).double()
+        means = torch.cat([self.errors[there], -self.target[None]]).double()
         before, late = self.weights[there], self._late(span)[there]
         tries = [torch.where(late, before.max(), before), before] if bool(late.any()) else [before]
         filled = min(1.0, float(self.counts[-1]) / span)

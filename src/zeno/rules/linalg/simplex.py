@@ -14,15 +14,13 @@ ROUNDING = 1e-9
 """Relative error of the products. It makes the solution unique: copies share their weight equally, and vectors so large
 that nothing but rounding errors would be left of them get none."""
 
-BLOCK = 64  # rows: enough for a product of matrices to be fast
-
 
 class Mixtures:
     """Mixtures of n vectors, judged by their errors [n, k]. Weights are [n], in float64 on the device of the errors."""
 
     def __init__(self, errors: Tensor) -> None:
         self.errors = errors.double()
-        products = _products(self.errors).cpu()
+        products = (self.errors @ self.errors.T).cpu()
         squares = products.diagonal()
         smallest = float(squares[squares > 0].min()) if bool((squares > 0).any()) else 1.0
         self._products = products + ROUNDING * squares.clamp(min=smallest).diag()  # [n, n]
@@ -72,16 +70,6 @@ class Mixtures:
         found = self.errors.new_zeros(len(self.errors))
         found[among] = weights.to(found)
         return found
-
-
-def _products(rows: Tensor) -> Tensor:
-    """The inner products [n, n] of rows [n, k], each pair of blocks of rows once."""
-    if len(rows) <= BLOCK:
-        return rows @ rows.T
-    found = rows.new_zeros(len(rows), len(rows))
-    for start in range(0, len(rows), BLOCK):
-        found[start : start + BLOCK, start:] = rows[start : start + BLOCK] @ rows[start:].T
-    return found.triu() + found.triu(1).T
 
 
 class _Problem:

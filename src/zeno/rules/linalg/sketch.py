@@ -17,7 +17,6 @@ from zeno.rules.linalg.passes import working_dtype
 
 STRETCH = 131_072  # coordinates, about, that take their signs from one place in the table
 PLACES = 2**18  # in the table, which stays in cache with its 1.6 MB
-ROWS = 64  # at a time: their sums stay in cache
 
 
 def sketch(rows: Tensor, k: int, seed: int) -> Tensor:
@@ -44,14 +43,13 @@ class Sketch:
         Then multiplies them by a number in place, which costs little while they are in the cache.
         """
         width, stop = self._sums.shape[1], start + part.shape[1]
-        for rows, all_sums in zip(part.split(ROWS), self._sums.split(ROWS), strict=True):
-            for at in (start, *range(start - start % width + width, stop, width)):
-                end = min(stop, at - at % width + width)
-                piece = rows[:, at - start : end - start]
-                sums = all_sums[:, at % width : at % width + end - at]
-                sums.addcmul_(piece.to(sums.dtype), self.signs.at(at, end))
-                if then_scale != 1:
-                    piece.mul_(then_scale)
+        for at in (start, *range(start - start % width + width, stop, width)):
+            end = min(stop, at - at % width + width)
+            piece = part[:, at - start : end - start]
+            sums = self._sums[:, at % width : at % width + end - at]
+            sums.addcmul_(piece.to(self._sums.dtype), self.signs.at(at, end))
+            if then_scale != 1:
+                piece.mul_(then_scale)
 
     def sums(self) -> Tensor:
         """[n, k]"""
