@@ -1,4 +1,4 @@
-"""The nearest mixture, against all supports tried one by one; and even ones."""
+"""The nearest mixture, against all supports tried one by one."""
 
 import itertools
 
@@ -12,11 +12,7 @@ from zeno.rules.linalg.simplex import Mixtures
 
 
 def nearest_mixture(errors: Tensor) -> Tensor:
-    return Mixtures(errors).nearest(torch.ones(len(errors), dtype=torch.bool))
-
-
-def even_mixture(errors: Tensor, limit: float) -> Tensor | None:
-    return Mixtures(errors).even(torch.ones(len(errors), dtype=torch.bool), limit)
+    return Mixtures(errors @ errors.T).nearest(torch.ones(len(errors), dtype=torch.bool))
 
 
 def squared_distance(errors: Tensor, weights: Tensor) -> float:
@@ -102,53 +98,6 @@ def test_mixtures_of_some_are_those_of_a_problem_of_their_own(n: int, seed: int)
     rng = torch.Generator().manual_seed(seed)
     errors, among = torch.randn(n, 5, generator=rng, dtype=torch.float64), torch.rand(n, generator=rng) < 0.7
     among[0] = True
-    found = Mixtures(errors).nearest(among)
+    found = Mixtures(errors @ errors.T).nearest(among)
     assert not found[~among].any()
     assert found[among].tolist() == pytest.approx(nearest_mixture(errors[among]).tolist(), abs=1e-6)
-    even, alone = Mixtures(errors).even(among, 1.0), even_mixture(errors[among], 1.0)
-    assert (even is None) == (alone is None)
-    if even is not None and alone is not None:
-        assert not even[~among].any()
-        assert torch.equal(even[among], alone)
-
-
-# Even mixtures
-
-
-def even(limit: float, *errors: list[float]) -> list[float] | None:
-    found = even_mixture(torch.tensor(errors, dtype=torch.float64), limit)
-    return None if found is None else found.tolist()
-
-
-def test_even_mixtures_worked_out_by_hand() -> None:
-    assert even(1.0, [1.0], [-1.0], [0.5]) == pytest.approx([1 / 3] * 3)
-    # The mean of all is 2, squared 4; without the 7 it is 1/3.
-    assert even(0.2, [1.0], [-1.0], [1.0], [7.0]) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
-    assert even(1e-6, [3.0], [-3.0], [8.0]) == [0.5, 0.5, 0]
-    assert even(0.5, [1.0], [1.0]) is None, "neither is near, and leaving out one does not help"
-    assert even(1.01, [1.0]) == [1.0]
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.integers(1, 8), st.integers(0, 2**32), st.floats(0.01, 4))
-def test_an_even_mixture_is_within_the_limit_and_leaves_out_only_what_is_needed(
-    n: int, seed: int, limit: float
-) -> None:
-    errors = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    found = even_mixture(errors, limit)
-    if squared_distance(errors, torch.full((n,), 1 / n, dtype=torch.float64)) <= 0.999 * limit:
-        assert found is not None
-        assert bool((found > 0).all())
-    if found is not None:
-        assert squared_distance(errors, found) <= limit
-        assert set(found.tolist()) <= {0.0, float(found.max())}
-        assert float(found.sum()) == pytest.approx(1)
-
-
-def test_huge_errors_that_cancel_are_left_out() -> None:
-    rows = torch.randn(6, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    huge = 1e12 * torch.randn(100, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    rows[0], rows[1] = huge, -huge + rows[1]
-    found = even_mixture(rows, 50.0)
-    assert found is not None
-    assert found.tolist() == [0, 0, 0.25, 0.25, 0.25, 0.25]

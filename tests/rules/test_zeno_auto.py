@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ from torch import Tensor
 
 import zeno
 from support.oracle import FakeOracle
-from zeno.rules.mixture_weights import weigh
-from zeno.rules.zeno_auto import Memory
+from zeno.rules.zeno_auto import CHOICE, OWN, ZERO, Comparison, Memory
 
 D = 400
 TRUTH = torch.linspace(-1.0, 1.0, D)
@@ -47,76 +45,93 @@ def good(step: int, rows: int = 1, scale: float = 1.0) -> Tensor:
 # The mixture
 
 
-def slow_reference(steps: list[Tensor], halves: list[Tensor], decay: float) -> Tensor:
-    """The weights of the workers, the choice and the server, from whole vectors and sums over all steps."""
+def slow_reference(steps: list[Tensor], halves: list[Tensor], decay: float) -> tuple[Tensor, float]:
+    """The weights [m + 3] and s of the last step, from whole vectors and sums over all steps."""
     m = len(steps[0])
-    weights = torch.eye(m + 2).double()[-1]  # before the first step
-    overlaps: list[tuple[float, float]] = []
-    before = torch.zeros(D).double()  # the mean of o - g over earlier steps
-    for n in range(1, len(steps) + 1):
+    history: list[Tensor] = []
+    apart: list[Tensor] = []
+    cosines: list[float] = []
+    last = torch.zeros(m + 3).double()
+    for n, (sent, (own, judge)) in enumerate(zip(steps, halves, strict=True), 1):
         powers = torch.tensor([decay ** (n - 1 - t) for t in range(n)]).double()
-        powers /= powers.sum()
-        columns, target = torch.zeros(m + 2, D).double(), torch.zeros(D).double()
-        for power, sent, (own, judge) in zip(powers, steps[:n], [half.double() for half in halves[:n]], strict=True):
-            columns += power * torch.cat([sent.double(), fltrust_of(sent.double(), own)[None], own[None]])
-            target += power * judge
-        last = torch.cat([steps[n - 1].double(), fltrust_of(steps[n - 1].double(), own)[None], own[None]])
-        share = (1 - decay) ** 0.5
-        off = own - judge
-        overlaps.append((float(off @ before) ** 2, float(off.square().sum() * before.square().sum())))
-        sums = [sum(decay ** (n - 1 - t) * pair[side] for t, pair in enumerate(overlaps)) for side in (0, 1)]
-        repeated = sums[0] / sums[1] if sums[1] else 1.0
-        before = columns[-1] - target
-        stacked, g = torch.cat([columns, share * last], dim=1), torch.cat([target, share * judge])
-        weights = weights_of(stacked, g, weights, 4 * repeated)
-    return weights
+        if history:
+            before = torch.einsum("t,tcd->cd", powers[1:] / powers[1:].sum(), torch.stack(history))
+            cosines.append(float(torch.cosine_similarity(own - judge, before[OWN], dim=0)) ** 2)
+        columns = torch.cat([sent, fltrust_of(sent, own)[None], own[None], 0 * own[None]])
+        history.append((columns - judge) / (own - judge).norm())
+        powers, errors = powers / powers.sum(), torch.stack(history)
+        means = torch.einsum("t,tcd->cd", powers, errors)
+        mixture = last[:m] / last[:m].sum() if last[:m].any() else last[:m]
+        apart.append((history[-1][:m] - mixture @ history[-1][:m]).square().sum(dim=1))
+        noise = torch.stack([powers**2 @ errors[:, :m].square().sum(dim=2), powers**2 @ torch.stack(apart)])
+        ages = torch.tensor([decay ** (len(cosines) - 1 - t) for t in range(len(cosines))]).double()
+        repeated = float(ages @ torch.tensor(cosines).double() / ages.sum()) if cosines else 0.0
+        found, last = reference_weights(means, noise, (1 - decay) ** 0.5 * history[-1], 4 * repeated, last)
+    return found, reference_doubt(means, noise, found[:m], (1 - decay) / (1 + decay) / 4)
 
 
-def weights_of(columns: Tensor, g: Tensor, last: Tensor, fitted: float) -> Tensor:
-    """By the text of docs/zeno-auto.md, for the columns of the workers, the choice and the server."""
-    m, own = len(columns) - 2, columns[-1]
+def reference_weights(
+    means: Tensor, noise: Tensor, now: Tensor, repeated: float, last: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The weights, and their average with those of the last steps."""
+    stacked, m = torch.cat([means, now], dim=1), len(means) + CHOICE
+    columns, g = stacked - stacked[ZERO], -stacked[ZERO]
 
     def off(weights: Tensor) -> float:
-        return float((weights @ columns - g).square().sum())
+        return float((weights @ stacked).square().sum())
 
-    nearest = torch.cat([nearest_by_descent(columns[:m] - g), torch.zeros(2)]).double()
-    of_own, of_zero = float((own - g).square().sum()), float(g.square().sum())
-    about, proven = 1 + min(0.2, fitted), not last[m:].any()
-    margin = max(0.2, fitted) if proven and of_zero < 2 * of_own else 0.2
-    farthest = min((1 + fitted) * off(nearest_by_descent(columns - g)), (1 + margin) * of_own)
-    farthest = farthest if proven else min(farthest, 1.2 * of_zero)
-    reach = float(own.norm() * g.norm())
-
-    def advances(weights: Tensor) -> bool:
-        return float(5 * (weights @ columns) @ g) >= max(float(own @ g) - margin * reach, -0.2 * reach)
-
-    if proven and of_zero < 2 * of_own and advances(last) and off(last) <= min(about * off(nearest), farthest):
-        return last
-    found, there = nearest, set(range(m))
-    while there:
-        even = torch.tensor([1 / len(there) * (i in there) for i in range(m + 2)]).double()
-        if off(even) <= about * off(nearest):
-            found = even
-            break
-
-        def without(one: int) -> float:
-            rest = [other for other in there if other != one]
-            return float((columns[rest].mean(dim=0) - g).square().sum())
-
-        if len(there) == 1 or min(map(without, there)) >= off(even):
-            break
-        there.remove(min(there, key=without))
-    if advances(found) and off(found) <= farthest:
+    def nearest(rows: list[int]) -> Tensor:
+        found = torch.zeros(m + 3).double()
+        found[rows] = nearest_by_descent(stacked[rows])
         return found
-    rows = torch.cat([columns, 0 * g[None]]) - g
-    found, shorter = nearest_by_descent(rows), nearest_by_descent(rows[-2:])
-    if float((shorter @ rows[-2:]).square().sum()) <= about * float((found @ rows).square().sum()):
-        return torch.eye(m + 2).double()[-1]
-    found = found[:-1]
-    found[found < 0.02 / m] = 0
-    scale = float(own.norm() / (found @ columns).norm())
-    scaled: Tensor = found * min(max(1.0, scale), 1 / float(found.sum()))
-    return scaled
+
+    margin = max(0.2, repeated)
+    least, reach = off(nearest(list(range(m + 2)))), float(columns[OWN].norm() * g.norm())
+    way = max(0.2 * (float(columns[OWN] @ g) - margin * reach), -0.04 * reach)
+
+    def helps(weights: Tensor, margin: float) -> bool:
+        return off(weights) <= (1 + margin) * least and float((weights @ columns) @ g) >= way
+
+    def longer(rows: list[int]) -> Tensor:
+        found = cleaned(nearest([*rows, m + 2]))
+        found[ZERO] = 0
+        if not found.any():
+            found[OWN] = float(m + 1 in rows)
+            return found
+        times: float = max(1.0, float(columns[OWN].norm() / (found @ columns).norm()))
+        return found * min(times, 1 / float(found.sum()))
+
+    found = longer(list(range(m)))
+    if found.any() and helps(found, repeated):
+        agree = torch.cat([(reference_apart(means, found[:m]) <= 2 * noise[1]).double(), torch.zeros(3)])
+        average = 0.9 * last + 0.1 * found if last.any() else found
+        if agree.any() and helps(agree / agree.sum(), repeated):
+            return agree / agree.sum(), average
+        average_now = cleaned(average) * found.sum() / average.sum()
+        return (average_now, average) if helps(average_now, margin) else (found, found)
+    found = longer(list(range(m + 2)))
+    average = 0.9 * last + 0.1 * found if last.any() else found
+    average_now = cleaned(average) * found.sum() / average.sum()
+    return (average_now, average) if off(average_now) <= 1.2 * off(found) else (found, found)
+
+
+def reference_apart(means: Tensor, weights: Tensor) -> Tensor:
+    workers = means[:CHOICE]
+    return (workers - weights @ workers / weights.sum()).square().sum(dim=1)
+
+
+def reference_doubt(means: Tensor, noise: Tensor, weights: Tensor, variance: float) -> float:
+    right = (means[:CHOICE].square().sum(dim=1) <= 2 * noise[0]).double()
+    if not right.any() or not weights.any():
+        return 0.0
+    shares = right * weights / weights.sum() / 2 + right / noise[0] / (right / noise[0]).sum() / 2
+    bias = max(0.0, float(shares @ (reference_apart(means, weights) - noise[1])))
+    return bias / (bias + variance)
+
+
+def cleaned(weights: Tensor) -> Tensor:
+    found = torch.where(weights < 0.02 / len(weights) * weights.sum(), 0, weights)
+    return found * weights.sum() / found.sum()
 
 
 def nearest_by_descent(errors: Tensor) -> Tensor:
@@ -156,79 +171,59 @@ def test_the_weights_are_those_of_the_formula(decay: float, sent: str) -> None:
     steps = [rows.double() for rows in many[sent]]
     found = train(steps, zeno.ZenoAuto(memory=decay))[-1]
     halves = [oracle(step).half_gradients() for step in range(4)]
-    expected = slow_reference(steps, halves, decay)
+    expected, doubt = slow_reference(steps, [half.double() for half in halves], decay)
     own, judge = halves[-1].double()
     chosen = zeno.FLTrust()(torch.cat([steps[-1], own[None]]), FakeOracle(gradient=own)).weights
-    torch.testing.assert_close(found.weights, expected[:5] + expected[5] * chosen[:5], atol=3e-3, rtol=0)
-    assert found.own == pytest.approx(float(expected[6] + expected[5] * chosen[5]), abs=3e-3)
-    update = found.weights @ steps[-1] + found.own * (own + found.own / 2 * (judge - own))
-    torch.testing.assert_close(found.update, update)
+    weights = (1 - doubt) * (expected[:5] + expected[CHOICE] * chosen[:5])
+    close = 8e-3 if sent == "all send noise" else 3e-3  # where the choice and the own gradient are nearly the same
+    torch.testing.assert_close(found.weights, weights, atol=close, rtol=0)
+    of_server = (1 - doubt) * float(expected[OWN] + expected[CHOICE] * chosen[5]) + doubt
+    assert found.own == pytest.approx(of_server, abs=2 * close)
+    second = own.square().sum() / (own.square().sum() + judge.square().sum())
+    update = found.weights @ steps[-1] + found.own * (own + found.own * second * (judge - own))
+    torch.testing.assert_close(found.update, update, atol=1e-6, rtol=0)
+
+
+def doubt(memory: float, of_error: list[float], of_distance: list[float], weights: list[float]) -> float:
+    """With two workers at 1 and -1 from g, and what noise explains of the squares."""
+    halves = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]).double()
+    compared = Comparison.of(Memory.new(2, 3, 0, TRUTH), memory, torch.zeros(2, 3).double(), halves)
+    means, noise = torch.eye(5).double(), torch.zeros(5, 2).double()
+    means[:2, :2] = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
+    noise[:2] = torch.tensor([of_error, of_distance]).T
+    return compared._doubt(means, noise, torch.tensor([True, True]), torch.tensor(weights).double())
 
 
 @pytest.mark.parametrize(
-    ("worker", "before", "repeated", "own"),
+    ("memory", "of_error", "of_distance", "expected"),
     [
-        ([0.3, 0.0, 0.3], 1.0, 0.5, 0.0),  # helps a little
-        ([0.0, 0.0, 0.3], 1.0, 0.04, 1.0),  # noise: about as near as zero, and no step along g
-        ([0.0, 0.0, 0.3], 0.0, 0.5, 1.0),
-        ([0.02, 0.0, 0.0], 1.0, 0.04, 1.0),  # has converged, but to the server's samples it has not
-        ([0.02, 0.0, 0.0], 1.0, 0.5, 0.0),  # which are few: then it stays
-        ([-0.4, 0.0, 0.0], 1.0, 0.5, 1.0),  # unless it harms
-        ([0.3, 0.0, 1.0], 1.0, 0.5, 0.0),  # farther than zero, but not than the own gradient: it stays
-        ([0.3, 0.0, 1.0], 0.0, 0.5, 1.0),  # and does not come in
-        ([0.3, 0.0, 1.0], 1.0, 0.1, 1.0),  # the own gradient has noise of another kind at each step, and is used too
-        ([0.3, 0.0, 2.0], 1.0, 0.5, 1.0),  # farther than the own gradient
+        (0.0, [0.5, 0.5], [0.25, 0.25], 0.75 / (0.75 + 1 / 4)),  # each is at a squared distance of 1 from the mean
+        (0.5, [0.5, 0.5], [0.25, 0.25], 0.75 / (0.75 + 1 / 12)),
+        (0.0, [0.5, 0.5], [1.0, 1.0], 0.0),  # noise explains it
+        (0.0, [0.4, 0.4], [0.25, 0.25], 0.0),  # their squared errors of 1 are above 2 * 0.4: both are wrong
+        (0.0, [0.5, 0.4], [0.0, 0.25], 0.75 / (0.75 + 1 / 4)),  # 1 / 2 by weight, 1 by precision: the other is wrong
     ],
 )
-def test_where_the_server_sees_little_a_worker_must_help(
-    worker: list[float], before: float, repeated: float, own: float
+def test_the_server_has_a_share_while_it_is_not_known_who_is_right(
+    memory: float, of_error: list[float], of_distance: list[float], expected: float
 ) -> None:
-    """The server's gradients are g = (1, 0, 0) and o = (1, 1.2, 0): 0 is nearer to g than o is."""
-    columns = torch.tensor([worker, [1.0, 1.2, 0.0], [1.0, 1.2, 0.0], [0.0, 0.0, 0.0]]).double()
-    last = torch.tensor([before, 0.0, 1 - before]).double()
-    found = weigh(columns - torch.tensor([1.0, 0.0, 0.0]), [last], repeated)
-    assert (float(found[1:].sum()) > 0.4) == own
-    assert float(found.sum()) == pytest.approx(1, abs=0.15)
+    assert doubt(memory, of_error, of_distance, [0.5, 0.5]) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("own", "before", "expected"),
-    [
-        ([1.0, 0.0, 2.5], [0.5, 0.5], [1.0, 0.0]),  # both gradients of the server find the second worker wrong
-        ([0.4, 0.0, 2.5], [0.5, 0.5], [0.5, 0.5]),  # the own gradient finds the mean of both better: it was noise
-        ([0.4, 0.0, 2.5], [1.0, 0.0], [1.0, 0.0]),
-        ([1.0, 0.0, 2.5], [0.0, 1.0], [1.0, 0.0]),
-        ([0.4, 0.0, 2.5], [0.0, 1.0], [0.5, 0.5]),  # found anew
-    ],
-)
-def test_with_few_samples_a_worker_is_left_out_if_both_gradients_of_the_server_agree(
-    own: list[float], before: list[float], expected: list[float]
-) -> None:
-    """With g = (1, 2.5, 0), the squared error is 6.25 of the first worker, 6.61 of the mean of both: 6 % more."""
-    g = torch.tensor([1.0, 2.5, 0.0]).double()
-    columns = torch.tensor([[1.0, 0.0, 0.0], [-0.2, 0.0, 0.0], own, own, [0.0, 0.0, 0.0]]).double()
-    found = weigh(columns - g, [torch.tensor([*before, 0.0, 0.0]).double()], repeated=0.5)
-    assert found.tolist() == pytest.approx([*expected, 0.0, 0.0])
+def test_who_is_known_more_precisely_counts_more() -> None:
+    """Worker 1 has all the weight. Worker 0 is at a squared distance of 4 from it, of which noise explains 3.6."""
+    bias = (1 / 3) / (1 / 3 + 1 / 0.6) * (4 - 3.6) / 2
+    assert doubt(0.0, [3.0, 0.6], [3.6, 0.0], [0.0, 1.0]) == pytest.approx(bias / (bias + 1 / 4))
 
 
-def test_while_the_memory_is_not_full_it_takes_more_for_both_gradients_to_agree() -> None:
-    """As above: 6 % is more than 5 %, but not more than 5 % by half a memory."""
-    columns = torch.tensor([[1.0, 0.0, 0.0], [-0.2, 0.0, 0.0], *[[1.0, 0.0, 2.5]] * 2, [0.0, 0.0, 0.0]]).double()
-    errors, even = columns - torch.tensor([1.0, 2.5, 0.0]), torch.tensor([0.5, 0.5, 0.0, 0.0]).double()
-    assert weigh(errors, [even], repeated=0.5, filled=0.5).tolist() == [0.5, 0.5, 0.0, 0.0]
-    assert weigh(errors, [even], repeated=0.5).tolist() == pytest.approx([1.0, 0.0, 0.0, 0.0])
-
-
-@pytest.mark.parametrize(("noise_of_own", "helped"), [(10.0, False), (3.0, True)])
-def test_the_server_does_not_help_out_because_equal_weights_are_a_little_farther(
-    noise_of_own: float, helped: bool
-) -> None:
-    """Squared errors: 1 of the nearest worker, 1.4 % more of both. The own gradient makes it 1 % or 10 % less."""
-    own, zero = [0.0, noise_of_own, 0.0], [0.0, 0.0, -5.0]
-    errors = torch.tensor([[1.0, 0.0, 0.0], [1.014, 0.0, 0.0], own, own, zero]).double()
-    found = weigh(errors, [torch.tensor([0.5, 0.5, 0.0, 0.0]).double()], repeated=0.0045)
-    assert (found.tolist() != [0.5, 0.5, 0.0, 0.0]) == helped
-    assert (float(found[2:].sum()) > 0.05) == helped
+def test_while_one_good_worker_and_others_disagree_the_server_has_a_share() -> None:
+    """At first the noise of the means hides who is right, but not that one is different."""
+    bias = 0.25 * noise(99)[0]
+    steps = [torch.cat([good(100 + t, 1, 0.5), good(200 + t, 7, 0.5) + bias]) for t in range(150)]
+    own = [one.own for one in train(steps, scale=2.0)]
+    assert max(own[5:40]) > 0.4
+    without = [one.own for one in train([good(100 + t, 8, 0.5) for t in range(60)], scale=2.0)]
+    assert sum(without[5:]) / len(without[5:]) < 0.1
 
 
 def test_a_bias_is_found_though_noise_hides_it_at_every_single_step() -> None:
@@ -244,12 +239,15 @@ def test_a_bias_is_found_though_noise_hides_it_at_every_single_step() -> None:
 def test_with_few_samples_good_workers_have_equal_weights_and_keep_them() -> None:
     """The noise of few samples repeats. Late in training, minus the gradient is as near to it as the gradient is."""
     at, few, state = [1.0] * 20 + [0.05] * 200, noise(9999, 2, 0.4), None
+    shares: list[Tensor] = []
     for t, size in enumerate(at):
         sent = size * TRUTH * torch.tensor([1, 1, 1, -1])[:, None] + noise(t, 4, 0.5)
         halves = size * TRUTH + few + noise(10_000 + t, 2, 0.3)
         found = zeno.ZenoAuto()(sent, FakeOracle(gradient=halves.mean(0), halves=halves), state)
         state = found.state
-        assert t < 5 or found.weights.tolist() == pytest.approx([1 / 3] * 3 + [0.0]), t
+        shares.append(found.weights)
+        assert not 5 <= t < 100 or float(found.weights[3]) < 0.02, t
+    assert torch.stack(shares[5:100]).mean(dim=0).tolist() == pytest.approx([1 / 3] * 3 + [0.0], abs=0.05)
 
 
 def test_a_worker_that_was_repaired_has_its_weight_again() -> None:
@@ -271,10 +269,10 @@ def test_workers_with_different_data_are_mixed() -> None:
 
 def test_huge_candidates_get_no_weight_even_if_they_cancel() -> None:
     steps = [torch.cat([good(t, 3), 1e30 * noise(60 + t)]) for t in range(20)]
-    assert train(steps)[-1].weights.tolist() == pytest.approx([0.22, 0.22, 0.22, 0], abs=0.07)
+    assert train(steps)[-1].weights.tolist() == pytest.approx([0.3, 0.3, 0.3, 0], abs=0.1)
     huge = [1e12 * noise(60 + t) for t in range(20)]
     steps = [torch.cat([good(t, 3), one, 2 * TRUTH - one]) for t, one in enumerate(huge)]
-    assert train(steps)[-1].weights.tolist() == pytest.approx([0.22, 0.22, 0.22, 0, 0], abs=0.07)
+    assert train(steps)[-1].weights.tolist() == pytest.approx([0.3, 0.3, 0.3, 0, 0], abs=0.1)
 
 
 @pytest.mark.parametrize("sent", ["nan", "reversed", "zero", "huge"])
@@ -339,50 +337,34 @@ def test_a_worker_that_is_absent_keeps_its_mean_error() -> None:
     found = train(steps)
     before, after = (Memory(**found[t].state).errors[3] for t in (5, 10))  # type: ignore[arg-type]
     assert torch.equal(before, after)
-    assert Memory(**found[-1].state).counts.tolist() == [12, 12, 12, 7, 12, 12]  # type: ignore[arg-type]
+    counts = [sum(0.98**t for t in range(steps)) for steps in (12, 12, 12, 7, 12, 12, 12)]
+    assert Memory(**found[-1].state).counts.tolist() == pytest.approx(counts)  # type: ignore[arg-type]
     assert float(found[-1].weights[3]) < 0.5 * float(found[-1].weights[:3].mean()), "its bias is remembered"
     assert all(float(one.weights[3]) == 0 for one in found[6:11])
 
 
-def remembered(counts: list[float], weights: list[float]) -> Memory:
-    """Three good workers, two with a bias, the choice and the server, whose own gradient is far off."""
-    offs = torch.cat([noise(1, 3, 0.1), noise(4, 1, 0.5).expand(2, D), noise(5, 2, 0.8)])
-    times, shares = torch.tensor(counts).double(), torch.tensor(weights).double()
-    return replace(Memory.new(5, D, 0, TRUTH), counts=times, errors=offs, target=TRUTH, weights=shares)
-
-
 def test_the_server_stands_in_while_the_workers_that_it_trusts_are_absent() -> None:
-    trusted = [1 / 3, 1 / 3, 1 / 3, 0, 0, 0, 0]
-    memory, there = remembered([60.0] * 7, trusted), torch.tensor([False] * 3 + [True] * 4)
-    weights, after = memory.weighed(there, torch.zeros(5, 1), span=50)
-    assert weights.tolist() == [0, 0, 0, 0, 0, 0, 1]
-    weights, _ = after.weighed(torch.ones(7, dtype=torch.bool), torch.zeros(8, 1), span=50)
-    assert weights.tolist() == pytest.approx(trusted), "when they are back, nothing has changed"
-
-
-@pytest.mark.parametrize(
-    ("counts", "tried"),
-    [
-        ([20.0] * 5, [False] * 5),  # all take turns, and are there at one step in three
-        ([1.0] * 5, [True] * 5),  # for the first time
-        ([60.0, 60, 60, 60, 20], [False] * 4 + [True]),  # joined 20 steps ago
-        ([200.0, 200, 200, 200, 60], [False] * 5),  # long enough ago
-    ],
-)
-def test_who_joined_late_is_tried_and_who_takes_turns_is_not(counts: list[float], tried: list[bool]) -> None:
-    memory = remembered([*counts, 60.0, 60.0], [0.0] * 6 + [1.0])
-    assert memory._late(span=50).tolist() == [*tried, False, False]
+    """The other workers are not trusted for that, and nothing has changed when the first are back."""
+    bias = 2 * noise(99)[0]
+    steps = [torch.cat([good(t, 3), good(50 + t, 2) + bias]) for t in range(40)]
+    for step in steps[30:39]:
+        step[:3] = math.nan
+    found = train(steps)
+    assert min(one.own for one in found[30:39]) > 0.75
+    assert max(float(one.weights.sum()) for one in found[30:39]) < 0.25
+    assert float(found[39].weights[:3].sum()) > 0.5
 
 
 def test_workers_can_join_late_and_cannot_disappear() -> None:
     first = train([good(t, 3) for t in range(10)])[-1]
     joined = zeno.ZenoAuto()(good(10, 5), oracle(10), first.state)
-    assert Memory(**joined.state).counts.tolist() == [11, 11, 11, 1, 1, 11, 11]  # type: ignore[arg-type]
+    counts = [sum(0.98**t for t in range(steps)) for steps in (11, 11, 11, 1, 1, 11, 11, 11)]
+    assert Memory(**joined.state).counts.tolist() == pytest.approx(counts)  # type: ignore[arg-type]
     for t in range(11, 60):
         bad = torch.tensor([1, 1, 1, 1, -1])[:, None]
         joined = zeno.ZenoAuto()(bad * good(t, 5), oracle(t), joined.state)
     assert float(joined.weights[3]) > 0.4 * float(joined.weights[:3].mean())
-    assert float(joined.weights[4]) == 0
+    assert float(joined.weights[4]) < 0.02
     with pytest.raises(ValueError, match=r"A memory of 3 workers does not fit 2. Pass NaN for workers that left."):
         zeno.ZenoAuto()(good(11, 2), oracle(11), first.state)
 
@@ -393,7 +375,7 @@ def test_the_memory_is_sketches_of_the_workers_and_three_more() -> None:
     state = zeno.ZenoAuto(sketch=k)(rows, FakeOracle(gradient=torch.randn(d)), None).state
     assert isinstance(state, dict)
     numbers = sum(value.numel() for value in state.values() if isinstance(value, Tensor))
-    assert numbers == (m + 3) * k + 2 * (m + 2) + 2
+    assert numbers == (m + 3) * k + 4 * (m + 3) + 2
 
 
 def test_the_signs_are_the_servers_secret() -> None:
@@ -424,11 +406,11 @@ def test_no_candidates_make_the_mixture_worse_than_the_bounds(m: int, seed: int,
     found = zeno.ZenoAuto()(sent, FakeOracle(gradient=halves.mean(0), halves=halves))
     off, apart = float((halves[1] - TRUTH).norm()), float((halves[0] - halves[1]).norm())
     error = float((found.weights.float() @ sent + found.own * halves[0] - TRUTH).norm())
-    assert error <= 1.02 * (off + 3 * apart)
+    assert error <= 1.02 * (off + 3.3 * apart)
     weights = torch.rand(20, m, generator=rng)
     mixtures = weights / weights.sum(dim=1, keepdim=True) @ sent
     best = min(float((mixture - TRUTH).norm()) for mixture in [*sent, *mixtures])
-    assert error <= 1.02 * (2 * best + 3 * off + apart)
+    assert error <= 1.02 * (2.2 * best + 3.2 * off + 1.1 * apart)
 
 
 ATTACKS: dict[str, Callable[[Tensor, int], Tensor]] = {
@@ -453,24 +435,26 @@ def test_the_bounds_hold_while_training_on_a_quadratic(attack: str, num_good: in
         sent = torch.cat([gradient + noise(30_000 + t, num_good, 0.3), ATTACKS[attack](gradient, t).repeat(4, 1)])
         found = zeno.ZenoAuto(memory=decay)(sent, quadratic(x, curvature, halves), state)
         state, x = found.state, x - lr * found.update
-        columns = torch.cat([sent, fltrust_of(sent, halves[0])[None], halves[:1]])
-        now = {"errors": columns - gradient, "judge": halves[1] - gradient, "truth": gradient}
+        columns = torch.cat([sent, fltrust_of(sent, halves[0])[None], halves[:1], 0 * halves[:1]])
+        now = {"errors": columns - gradient, "judge": halves[1] - gradient, "apart": halves[0] - halves[1]}
+        now = {name: one / (halves[0] - halves[1]).norm() for name, one in now.items()}  # in units of the noise
         rate = (1 - decay) / (1 - decay ** (t + 1))
         means = {name: means.get(name, 0 * one) + rate * (one - means.get(name, 0 * one)) for name, one in now.items()}
 
         def size(mean: Tensor, one: Tensor) -> float:
             return math.sqrt(float(mean.square().sum() + (1 - decay) * one.square().sum()))
 
-        weights = Memory(**found.state).weights.float()  # type: ignore[arg-type]
-        error = float((weights @ means["errors"] - (1 - weights.sum()) * means["truth"]).norm())
-        off = size(means["judge"], now["judge"])
-        apart = size(means["errors"][-1] - means["judge"], now["errors"][-1] - now["judge"])
-        assert error <= 1.02 * (off + 3 * apart)
+        mixture = torch.cat([found.weights, torch.tensor([0.0, found.own, 0.0])]).float()  # the choice is part of both
+        mixture[ZERO] = 1 - mixture.sum()
+        error = float((mixture @ means["errors"]).norm())
+        off, apart = size(means["judge"], now["judge"]), size(means["apart"], now["apart"])
+        c = math.sqrt(1 + max(0.2, 4 * Memory(**found.state).repeated))  # type: ignore[arg-type]
+        assert error <= 1.02 * (off + max(c, 3.3) * apart)
         if num_good:
             best = size(means["errors"][:num_good].mean(dim=0), now["errors"][:num_good].mean(dim=0))
-            assert error <= 1.02 * (2 * best + 3 * off + apart)
+            assert error <= 1.02 * (max(c, 2.2) * (best + off) + off + 1.1 * apart)
         squares.append(error**2)
-    variance = 0.5**2 * D * (1 - decay) / (1 + decay)  # of the decayed mean of one half's gradient
+    variance = (1 - decay) / (1 + decay) / 2  # of the decayed mean of one half's gradient, whose noise is 1 / sqrt(2)
     assert sum(squares[20:]) / 100 <= 2 * variance, "in fact it is much better"
     assert float((curvature * (x - TRUTH)).norm()) < 0.2 * float((curvature * TRUTH).norm()), "it converges"
 

@@ -1,28 +1,30 @@
-"""ZenoAuto: Zeno without tuning. The update is a mixture of candidates about as near to the true gradient as any.
+"""ZenoAuto: Zeno without tuning. The update is the mixture of the candidates that is nearest to the true gradient.
 
 The server's own gradient g, on samples that it never trains on, is noisy. But it is right on average, and its noise is
 independent of the workers. So the squared distance of any mixture from g estimates, up to a constant, its squared
-distance from the true gradient. Decayed means over the steps (^) average the noise out, while a bias stays:
+distance from the true gradient. Decayed means over the steps average the noise out, while a bias stays. They are in
+units of the noise of each step, so that a few steps with large gradients do not outweigh all others:
 
-    E(w) = || sum_i w_i u_i^ - g^ ||^2 + (1 - memory) || sum_i w_i u_i - g ||^2    for  w >= 0, sum(w) = 1
-    update = sum_i w_i u_i
+    e_i    = decayed mean of (u_i - g) / |o - g|
+    E(w)   = | sum_i w_i e_i |^2 + (1 - memory) | sum_i w_i (u_i - g) |^2 / |o - g|^2    for  w >= 0, sum(w) = 1
+    w      = argmin E(w), averaged over the last steps
+    update = (1 - s) sum_i w_i u_i + s o
 
-The second term is the error at this step alone, which the means hide, as of a worker that turns. The weights sum to 1,
-so it is enough to remember the errors u_i - g, as short sketches. A worker without a usable candidate keeps its mean
-error.
+The second term is the error at this step alone, which the means hide, as of a worker that turns. Here, o is the
+server's own gradient on the other half of its samples. It makes every worker dispensable: it is one of the columns that
+w mixes, and it has the share s for as long as it is not known who is right. The bias of the mixture may be as large as
+the distance P between it and the workers that may be right; the own gradient has no bias, but the variance V. The
+error of (1 - s) mixture + s o is least for
 
-Of all weights with about the least E, the most even have the least noise. So the weights are equal, for as many workers
-as can be; and they stay as they are while nothing speaks against them (`mixture_weights`).
+    s = P / (P + V)
 
-If no mixture of workers is near, two more columns help. The server's own gradient, on the other half of its samples,
-makes every worker dispensable. The choice of this step alone helps where memory cannot, when other workers are faulty
-at every step: it is FLTrust's update by the server's own gradient, which takes part in it. Every sample of the server
-belongs to one half for good: a model that has learned the samples of one half by heart is still judged by those of the
-other.
+without faults, P is 0 up to noise. One more column is the choice of this step alone, which helps where memory cannot,
+when other workers are faulty at every step: it is FLTrust's update by the server's own gradient.
 
-docs/zeno-auto.md has the reasons, a picture and the guarantee.
+Every sample of the server belongs to one half for good: a model that has learned the samples of one half by heart is
+still judged by those of the other. docs/zeno-auto.md has the reasons, a picture and the guarantee.
 
-Shapes: m workers, d parameters, k numbers in a sketch.
+Shapes: m workers, d parameters, k numbers in a sketch. Columns are the m workers, the choice, the own gradient, zero.
 """
 
 import hashlib
@@ -33,20 +35,28 @@ import torch
 from torch import Tensor
 
 from zeno.rules.fltrust import cosines_of, trust
-from zeno.rules.linalg.passes import LARGEST, weighted_sum, working_dtype
+from zeno.rules.linalg.passes import LARGEST, squared_norms, weighted_sum, working_dtype
+from zeno.rules.linalg.simplex import Mixtures
 from zeno.rules.linalg.sketch import sketch
-from zeno.rules.mixture_weights import SHORT, weigh
 from zeno.rules.parameters import AT_LEAST_1, NON_NEGATIVE, Requirement
 from zeno.rules.rule import Aggregate, Change, Oracle, PositiveCount, Rows, Rule, likeness_of
 
-COLUMNS = ("counts", "errors", "weights")  # of a memory, with a row for each worker and two more
+AVERAGED = 0.9  # decay of the weights, from step to step
+MARGIN = 0.2  # by which squared errors may exceed the least, and count as equal
+CHANCE = 2.0  # times what noise explains: a worker with a larger squared error is wrong
+REPEATED = 4.0  # times the share of the server's noise that repeats: so much worse is the own gradient than it looks
+LEAST = 0.02  # of an equal weight: what is below belongs to large errors, and risks more than it adds
+SHORT = 1e-3  # of the length of the server's own gradient
+
+CHOICE, OWN, ZERO = -3, -2, -1  # the columns after the workers
+BY_COLUMN = ("counts", "errors", "squares", "weights")  # of a memory
 AT_LEAST_2 = Requirement("a whole number of at least 2", lambda value: AT_LEAST_1.holds(value) and value > 1, "samples")
 BELOW_1 = Requirement("a number of at least 0 and below 1", lambda value: NON_NEGATIVE.holds(value) and value < 1)
 
 
 @dataclass(frozen=True)
 class ZenoAuto(Rule):
-    """Even mixture of the workers that together are nearest to the true gradient; no tuning.
+    """Mixture of the workers that is nearest to the true gradient; no tuning.
 
     Tolerates any number of faulty workers: if all are faulty, the server trains on its own gradient. It uses `samples`
     of the server per step. `memory` is the decay of the mean errors from step to step, `sketch` the number of values by
@@ -60,7 +70,8 @@ class ZenoAuto(Rule):
     def for_workers(self, state: Any, change: Change) -> object:
         if state is None:
             return None
-        return {**state, **{name: torch.cat([change(state[name][:-2], 0.0), state[name][-2:]]) for name in COLUMNS}}
+        columns = {name: torch.cat([change(state[name][:CHOICE], 0.0), state[name][CHOICE:]]) for name in BY_COLUMN}
+        return {**state, **columns}
 
     def prepare(self, oracle: Oracle, state: object) -> None:
         oracle.half_gradients()
@@ -90,6 +101,16 @@ class ZenoAuto(Rule):
         )
 
 
+def own_gradient(halves: Tensor, weight: Tensor) -> Tensor:
+    """The server's own gradient, for this weight: the larger it is, the less is to be judged, and both halves train.
+
+    The first half has dropout, the second has none and less noise. So each counts by the inverse of its square.
+    """
+    squares = squared_norms(halves)
+    second = float((squares[0] / squares.sum()).nan_to_num(0.5))
+    return torch.lerp(halves[0], halves[1], float(weight) * second)
+
+
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """The candidates of a step beside the server's two gradients, by sketches of k numbers."""
@@ -97,21 +118,23 @@ class Comparison:
     memory: "Memory"  # with the errors of this step, and the weights of the last
     decay: float
     usable: Tensor  # [m]
-    sketches: Tensor  # [m, k], 0 where unusable
+    sketches: Tensor  # [m, k] in units of the server's noise, 0 where unusable
     choice: Tensor  # [m + 1]
-    columns: Tensor  # [m + 2, k]
-    halves: Tensor  # [2, k]
+    halves: Tensor  # [2, k] in the same units
+    products: Tensor  # [m + 3, m + 3] of the errors of this step
 
     @classmethod
     def of(cls, memory: "Memory", decay: float, sketches: Tensor, halves: Tensor) -> "Comparison":
         """Of candidates whose sketches [m, k] are not finite where they are unusable."""
         usable = sketches.square().sum(dim=1) <= LARGEST**2
-        sketches = torch.where(usable[:, None], sketches, 0)
+        unit = _noise(halves)
+        sketches, halves = torch.where(usable[:, None], sketches, 0) / unit, halves / unit
         o, g = halves
         choice = _choice(torch.cat([sketches, o[None]]))
-        columns = torch.cat([sketches, (choice[:-1] @ sketches + choice[-1] * o)[None], o[None]])
-        memory = memory.after(decay, torch.cat([usable, usable.new_ones(2)]), columns, g)
-        return cls(memory, decay, usable, sketches, choice, columns, halves)
+        errors = torch.cat([sketches, (choice[:-1] @ sketches + choice[-1] * o)[None], o[None], 0 * o[None]]) - g
+        there = torch.cat([usable, usable.new_ones(3)])
+        products = torch.where(there[:, None] & there, errors @ errors.T, 0)
+        return cls(memory.after(decay, there, errors, products), decay, usable, sketches, choice, halves, products)
 
     @property
     def scores(self) -> Tensor:
@@ -126,11 +149,108 @@ class Comparison:
 
     def weights(self, among: Tensor | None = None) -> tuple[Tensor, "Memory"]:
         """The weights of the workers, by default all, and of the server [m + 1], and the memory with them."""
-        there = torch.cat([self.usable if among is None else self.usable & among, self.usable.new_ones(2)])
-        g = self.halves[1]
-        now = torch.cat([self.columns[there], 0 * g[None]]) - g
-        found, memory = self.memory.weighed(there, (1 - self.decay) ** 0.5 * now, 1 / (1 - self.decay))
-        return _spread(found, self.choice), memory
+        workers = self.usable if among is None else self.usable & among
+        means, noise = self.memory.products(), self.memory.noise()
+        found, memory = self._mixture(means, noise, workers)
+        doubt = self._doubt(means, noise, workers, found[:CHOICE])
+        found, choice = (1 - doubt) * found, self.choice
+        of_workers = found[:CHOICE] + found[CHOICE] * choice[:-1]
+        of_server = found[OWN] + found[CHOICE] * choice[-1] + doubt
+        return torch.cat([of_workers, of_server[None]]), memory
+
+    def _mixture(self, means: Tensor, noise: Tensor, workers: Tensor) -> tuple[Tensor, "Memory"]:
+        """w [m + 3] from the products of the mean errors, and the memory with it.
+
+        The nearest mixture of workers, if it is about as near as any and goes along g; else the nearest of all columns.
+        Even where workers agree, else averaged over the steps, as long as that is about as near.
+        """
+        errors = means + (1 - self.decay) * self.products
+        mixtures, squares = Mixtures(errors), errors.diagonal()
+        along, lengths = squares[ZERO] - errors[ZERO], (squares - 2 * errors[ZERO] + squares[ZERO]).clamp(min=0).sqrt()
+        there = torch.cat([workers, workers.new_ones(3)]) & (lengths > SHORT * lengths[OWN])
+        there[OWN], there[ZERO] = True, False
+        of_workers = there.clone()
+        of_workers[CHOICE:] = False
+        repeated = REPEATED * self.memory.repeated  # the nearest fits noise that repeats
+        margin, least = max(MARGIN, repeated), mixtures.error(mixtures.nearest(there))
+        reach = lengths[OWN] * squares[ZERO].sqrt()
+        some_way = MARGIN * torch.maximum(along[OWN] - margin * reach, -MARGIN * reach)
+
+        def helps(weights: Tensor, margin: float) -> bool:
+            goes = bool(weights.any()) and bool(weights @ along >= some_way)
+            return goes and mixtures.error(weights) <= (1 + margin) * least
+
+        nearest = self._longer(mixtures, of_workers, lengths)
+        if helps(nearest, repeated):
+            even = self._even(means, noise, of_workers, nearest)
+            last, averaged = self._averaged(nearest, there)
+            tried = [even] * helps(even, repeated) + [averaged] * helps(averaged, margin)
+        else:
+            nearest = self._longer(mixtures, there, lengths)
+            last, averaged = self._averaged(nearest, there)
+            tried = [averaged] if mixtures.error(averaged) <= (1 + MARGIN) * mixtures.error(nearest) else []
+        if not tried:
+            last = torch.where(there, nearest, last)
+        return [*tried, nearest][0], replace(self.memory, weights=last)
+
+    def _averaged(self, weights: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights averaged over the last steps: to remember, and of the columns that are there."""
+        last = self.memory.weights
+        found = torch.where(there, torch.lerp(weights, last, AVERAGED if bool(last.any()) else 0.0), last)
+        used = _cleaned(torch.where(there, found, 0))
+        return found, used * (weights.sum() / used.sum())
+
+    def _longer(self, mixtures: Mixtures, there: Tensor, lengths: Tensor) -> Tensor:
+        """The nearest mixture of the columns that are there, beside zero; all 0 if zero is nearer than any.
+
+        A shorter mixture has less noise, and is nearer to g for that, but it is only slower. So zero takes part, and
+        what it gets is for the others, until the mixture is as long as the own gradient.
+        """
+        with_zero = there.clone()
+        with_zero[ZERO] = True
+        found = torch.where(there, _cleaned(mixtures.nearest(with_zero)), 0)
+        if not bool(found.any()):
+            found[OWN] = float(there[OWN])  # where the own gradient may have it
+            return found
+        from_zero = found.clone()
+        from_zero[ZERO] = -found.sum()
+        longer = lengths[OWN] / mixtures.error(from_zero) ** 0.5
+        return found * torch.minimum(longer.nan_to_num(1).clamp(min=1), 1 / found.sum())
+
+    def _even(self, means: Tensor, noise: Tensor, workers: Tensor, weights: Tensor) -> Tensor:
+        """Equal weights for the workers that agree with these weights up to noise; all 0 if there are none."""
+        agree = workers.clone()
+        agree[:CHOICE] &= _apart(means, weights[:CHOICE]) <= CHANCE * noise[:CHOICE, 1]
+        return agree.double() / agree.sum().clamp(min=1)
+
+    def _doubt(self, means: Tensor, noise: Tensor, workers: Tensor, weights: Tensor) -> float:
+        """s: the share of the own gradient for want of knowledge who is right, from the weights [m] of the workers.
+
+        P is the mean squared distance between the mixture of the workers and those that may be right by themselves,
+        beyond what noise explains. Half of the mean is by their weights, half by how precisely they are known.
+        """
+        noise = noise[:CHOICE]
+        right = workers & (means.diagonal()[:CHOICE] <= CHANCE * noise[:, 0])
+        if not bool(weights.any()) or not bool(right.any()):
+            return 0.0
+        known = torch.where(right, 1 / noise[:, 0].clamp(min=1e-300), 0)
+        shares = torch.where(right, weights / weights.sum(), 0) + known / known.sum()
+        bias = max(0.0, float(shares @ (_apart(means, weights) - noise[:, 1])) / 2)
+        variance = (1 - self.decay) / (1 + self.decay) / 4  # of a decayed mean of gradients on both halves
+        return bias / (bias + variance)
+
+
+def _apart(products: Tensor, weights: Tensor) -> Tensor:
+    """[m] the squared distance of each worker from the mixture with weights [m], from the products [m + 3, m + 3]."""
+    products, mixture = products[:CHOICE, :CHOICE], weights / weights.sum()
+    apart = torch.eye(len(mixture), dtype=products.dtype, device=products.device) - mixture  # [m, m]
+    return ((apart @ products) * apart).sum(dim=1).clamp(min=0)  # rounding errors, where large ones cancel
+
+
+def _noise(halves: Tensor) -> Tensor:
+    """The distance between the server's two gradients [2, k]; of equal ones, a small part of their length."""
+    noise = torch.maximum((halves[0] - halves[1]).norm(), SHORT * halves.norm())
+    return torch.where(noise > 0, noise, 1)
 
 
 def _choice(columns: Tensor) -> Tensor:
@@ -140,39 +260,31 @@ def _choice(columns: Tensor) -> Tensor:
     return trust(torch.where(norms > SHORT * norms[-1], cosines, 0), norms, norms[-1])
 
 
-def _spread(weights: Tensor, choice: Tensor) -> Tensor:
-    """The weights of the workers and of the server [m + 1], with what the choice [m + 1] gets spread over them."""
-    of_workers, of_choice, of_server = weights[:-2], weights[-2], weights[-1:]
-    return torch.cat([of_workers, of_server]) + of_choice * choice
-
-
-def own_gradient(halves: Tensor, weight: Tensor) -> Tensor:
-    """The server's own gradient, for this weight: the larger it is, the less is to be judged, and both halves train."""
-    return torch.lerp(halves[0], halves[1], float(weight) / 2)
+def _cleaned(weights: Tensor) -> Tensor:
+    """Without the weights of columns that have very large errors."""
+    found = torch.where(weights < LEAST / len(weights) * weights.sum(), 0, weights)
+    return found * (weights.sum() / found.sum())
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Decayed means of sketches. The signs of the sketches are a secret, which no worker can fit a gradient to.
-
-    The columns are the workers, the choice of a single step, and the server's own gradient.
-    """
+    """Decayed means of sketches. The signs of the sketches are a secret, which no worker can fit a gradient to."""
 
     seed: int  # of the signs
-    counts: Tensor  # [m + 2] steps at which each column was there
-    errors: Tensor  # [m + 2, k] u - g
-    target: Tensor  # [k] g
-    weights: Tensor  # [m + 2] of the last step
-    overlap: Tensor  # [2] decayed sums: <h, h^>^2 and |h|^2 |h^|^2, with h = o - g at a step and h^ of the steps before
+    counts: Tensor  # [m + 3] decayed number of steps at which each column was there
+    errors: Tensor  # [m + 3, k] decayed means of u - g
+    squares: (
+        Tensor  # [m + 3, 2] decayed sums of squares at single steps: of the error, of the distance from the mixture
+    )
+    weights: Tensor  # [m + 3] averaged over the last steps
+    overlap: Tensor  # [2] decayed sums: the squared cosine of o - g with its mean before, and 1
 
     @classmethod
     def new(cls, m: int, k: int, seed: int, like: Tensor) -> "Memory":
         """Of no step, for m workers; on the device of `like`."""
-        errors = like.new_zeros(m + 2, k, dtype=working_dtype(like.dtype))
-        counts = like.new_zeros(m + 2, dtype=torch.float64)
-        weights = counts.clone()
-        weights[-1] = 1.0
-        return cls(seed, counts, errors, torch.zeros_like(errors[0]), weights, counts.new_zeros(2))
+        counts = like.new_zeros(m + 3, dtype=torch.float64)
+        errors = like.new_zeros(m + 3, k, dtype=working_dtype(like.dtype))
+        return cls(seed, counts, errors, counts.new_zeros(m + 3, 2), counts.clone(), counts.new_zeros(2))
 
     @classmethod
     def of(cls, state: Any, candidates: Tensor, halves: Tensor, k: int) -> "Memory":
@@ -183,57 +295,52 @@ class Memory:
             return cls.new(m, min(k, d), int.from_bytes(secret.digest(), "big"), candidates)
         tensors = {name: value.to(candidates.device) for name, value in state.items() if isinstance(value, Tensor)}
         found: dict[str, Any] = {**state, **tensors}
-        before = len(found["errors"]) - 2
+        before = len(found["errors"]) + CHOICE
         if before > m:
             raise ValueError(f"A memory of {before} workers does not fit {m}. Pass NaN for workers that left.")
-        for name in COLUMNS:
+
+        for name in BY_COLUMN:
             joined = found[name].new_zeros(m - before, *found[name].shape[1:])
-            found[name] = torch.cat([found[name][:before], joined, found[name][before:]])
+            found[name] = torch.cat([found[name][:CHOICE], joined, found[name][CHOICE:]])
         return cls(**found)
 
     def sketch(self, rows: Tensor) -> Tensor:
         """The sketches of rows [n, d] -> [n, k] in float64."""
-        return sketch(rows, len(self.target), self.seed).double()
+        return sketch(rows, self.errors.shape[1], self.seed).double()
 
-    def after(self, decay: float, there: Tensor, columns: Tensor, g: Tensor) -> "Memory":
-        """With the columns that are there at this step."""
+    def after(self, decay: float, there: Tensor, errors: Tensor, products: Tensor) -> "Memory":
+        """With the errors [m + 3, k] of the columns that are there at this step, and their products."""
+        decays = torch.where(there, decay, 1.0).double()
+        counts = decays * self.counts + there
+        rates = (there / counts.clamp(min=1))[:, None]
+        before = self.errors[OWN].to(errors)
+        same = (errors[OWN] @ before).square() / (errors[OWN].square().sum() * before.square().sum())
+        overlap = (
+            torch.stack([same, torch.ones_like(same)]) if bool(same.isfinite()) else torch.zeros_like(self.overlap)
+        )
+        last, squared = self.weights[:CHOICE] * there[:CHOICE], products.diagonal()
+        apart = _apart(products, last) if bool(last.any()) else squared[:CHOICE]
+        squares = torch.stack([squared, torch.cat([apart, apart.new_zeros(3)])], dim=1)
+        return replace(
+            self,
+            counts=counts,
+            errors=torch.where(there[:, None], self.errors + rates * (errors - self.errors), self.errors).to(
+                self.errors
+            ),
+            squares=decays[:, None] ** 2 * self.squares + torch.where(there[:, None], squares, 0),
+            overlap=decay * self.overlap + overlap.to(self.overlap),
+        )
 
-        def mean(before: Tensor, now: Tensor, rate: Tensor) -> Tensor:
-            return (before + rate * (now - before)).to(before.dtype)
+    def products(self) -> Tensor:
+        """[m + 3, m + 3] of the mean errors."""
+        errors = self.errors.double()
+        return errors @ errors.T
 
-        counts = self.counts + there
-        rates = (1 - decay) / (1 - decay ** counts.clamp(min=1)) * there  # the first step counts in full
-        errors = mean(self.errors, columns - g, rates[:, None])
-        off, usual = columns[-1] - g, self.errors[-1].to(g)
-        overlap = torch.stack([(off @ usual).square(), off.square().sum() * usual.square().sum()])
-        overlap = decay * self.overlap + overlap.to(self.overlap)
-        return replace(self, counts=counts, errors=errors, target=mean(self.target, g, rates[-1]), overlap=overlap)
+    def noise(self) -> Tensor:
+        """[m + 3, 2] what noise explains of the squared mean error, and of the squared distance from the mixture."""
+        return self.squares / self.counts.clamp(min=1).square()[:, None]
 
     @property
     def repeated(self) -> float:
         """The share of the server's noise that is the same at each step, as with few samples: 0 to 1."""
-        return float((self.overlap[0] / self.overlap[1]).nan_to_num(1.0))
-
-    def weighed(self, there: Tensor, now: Tensor, span: float) -> tuple[Tensor, "Memory"]:
-        """The weights [m + 2] for the columns that are there, whose errors at this step, and that of 0, are `now`.
-
-        Also returns the memory with them. Who is not there has no weight, and will have the one of before on its
-        return. Workers that joined late, less than the `span` of the memory ago, are tried with as much as any.
-        """
-        means = torch.cat([self.errors[there], -self.target[None]]).double()
-        before, late = self.weights[there], self._late(span)[there]
-        tries = [torch.where(late, before.max(), before), before] if bool(late.any()) else [before]
-        filled = min(1.0, float(self.counts[-1]) / span)
-        found = weigh(torch.cat([means, now], dim=1), tries, self.repeated, filled)
-        weights, kept = torch.zeros_like(self.weights), self.weights.clone()
-        weights[there] = found
-        if tries[0].any() or found[:-1].any():  # else the own gradient stood in for workers that were not there
-            kept[there] = found
-        return weights, replace(self, weights=kept)
-
-    def _late(self, span: float) -> Tensor:
-        """[m + 2] which workers are there for the first time, or have been at few of the steps that others were at."""
-        most = self.counts[:-2].amax() if len(self.counts) > 2 else self.counts[-1]
-        late = (self.counts <= 1) | (2 * self.counts < most) & (self.counts < span)
-        late[-2:] = False
-        return late
+        return float(self.overlap[0] / self.overlap[1].clamp(min=1))

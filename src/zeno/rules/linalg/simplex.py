@@ -16,18 +16,18 @@ that nothing but rounding errors would be left of them get none."""
 
 
 class Mixtures:
-    """Mixtures of n vectors, judged by their errors [n, k]. Weights are [n], in float64 on the device of the errors."""
+    """Mixtures of n vectors, judged by the products of their errors [n, n]. Weights are [n], in float64."""
 
-    def __init__(self, errors: Tensor) -> None:
-        self.errors = errors.double()
-        products = (self.errors @ self.errors.T).cpu()
+    def __init__(self, products: Tensor) -> None:
+        self._device, products = products.device, products.double().cpu()
         squares = products.diagonal()
         smallest = float(squares[squares > 0].min()) if bool((squares > 0).any()) else 1.0
         self._products = products + ROUNDING * squares.clamp(min=smallest).diag()  # [n, n]
 
     def error(self, weights: Tensor) -> float:
         """The squared length of the error of a mixture."""
-        return float((weights @ self.errors).square().sum())
+        weights = weights.cpu()
+        return float(weights @ self._products @ weights)
 
     def nearest(self, among: Tensor) -> Tensor:
         """The weights of the mixture of those among [n] that is nearest to the target."""
@@ -48,28 +48,10 @@ class Mixtures:
             weights = problem.descend(weights, support)
         return self._spread(weights, among)
 
-    def even(self, among: Tensor, limit: float) -> Tensor | None:
-        """Equal weights for many of those among [n], such that the error of the mixture is at most this.
-
-        Leaves out one at a time, the one without which the mixture is nearest. None if that does not lead there.
-        """
-        products = self._products[among.cpu()][:, among.cpu()]
-        there = ROUNDING * products.diagonal() <= limit
-        for left in range(int(there.sum()), 0, -1):
-            sums = products[:, there].sum(dim=1)
-            total = sums[there].sum()
-            if float(total) <= limit * left**2:
-                return self._spread(there.double() / left, among)
-            without = torch.where(there, total - 2 * sums + products.diagonal(), torch.inf)
-            if float(without.min()) * left**2 >= float(total) * (left - 1) ** 2:
-                return None
-            there[int(without.argmin())] = False
-        return None
-
     def _spread(self, weights: Tensor, among: Tensor) -> Tensor:
-        found = self.errors.new_zeros(len(self.errors))
-        found[among] = weights.to(found)
-        return found
+        found = weights.new_zeros(len(self._products))
+        found[among.cpu()] = weights
+        return found.to(self._device)
 
 
 class _Problem:

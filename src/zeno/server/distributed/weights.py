@@ -9,7 +9,7 @@ Shapes: m ranks, k numbers in a sketch.
 import torch
 from torch import Tensor
 
-from zeno.rules.zeno_auto import Comparison, Memory
+from zeno.rules.zeno_auto import CHOICE, OWN, Comparison, Memory
 
 BY_CHANCE = 2.0  # times the variance that noise explains, up to which the means of ranks agree
 USUAL, KNOWN = 4.0, 5  # times the usual variance at a step: a rank just broke; steps after which that is known
@@ -34,10 +34,10 @@ class Agreement:
 
     def in_the_mean(self, compared: Comparison, there: Tensor) -> bool:
         """Whether the means of the ranks that are there [m] are equal, up to noise."""
-        decay, steps = compared.decay, float(compared.memory.counts[:-2][there].min())
+        decay, steps = compared.decay, float(compared.memory.counts[:CHOICE][there].min())  # decayed
         # The variance of a decayed mean of so many independent numbers, each with variance 1.
-        of_mean: float = (1 - decay) / (1 + decay) * (1 + decay**steps) / (1 - decay**steps)
-        found = _variance(compared.memory.errors[:-2][there].double())
+        of_mean: float = (2 / steps - 1 + decay) / (1 + decay)
+        found = _variance(compared.memory.errors[:CHOICE][there].double())
         return self.steps > 0 and found <= BY_CHANCE * of_mean * self.sum / self.weight
 
 
@@ -58,7 +58,7 @@ def weigh(compared: Comparison, trust: Tensor, agreement: Agreement) -> tuple[Te
     if bool(trust.any()):
         even = trust / trust.sum()
         limit, off = (o - g).square().sum(), (even @ compared.sketches - g).square().sum()
-        bias, of_own = (even @ errors[:-2]).square().sum(), errors[-1].square().sum()
+        bias, of_own = (even @ errors[:CHOICE]).square().sum(), errors[OWN].square().sum()
         usual = agreement.at_once(compared, trust > 0)
         agreed = agreement.in_the_mean(compared, trust > 0)
         fine = (agreed or bool(bias <= of_own)) and (usual or bool(off <= BROKEN * limit))
