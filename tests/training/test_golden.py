@@ -1,8 +1,8 @@
 """Records of twelve runs, kept in a file: the same run gives the same records.
 
 Floating-point numbers are compared to six digits where this machine computes as the one that made the file, and losses
-to three digits elsewhere. After a change that is meant to change records, `python -m training.test_golden` in tests/ makes
-the file again.
+to three digits elsewhere. After a change that is meant to change records, `python -m training.test_golden` in tests/
+makes the file again.
 """
 
 import gzip
