@@ -503,6 +503,14 @@ def test_mistakes_are_explained() -> None:
         zeno.ZenoAuto()(good(0, 4), FakeOracle(gradient=[1.0, 2.0, 3.0]))
 
 
+def test_the_state_of_another_version_is_reported() -> None:
+    state = zeno.ZenoAuto()(good(0, 3), oracle(0)).state
+    assert isinstance(state, dict)
+    older = {name: value for name, value in state.items() if name != "squares"}
+    with pytest.raises(ValueError, match=r"that of another version of zeno. Start without a state"):
+        zeno.ZenoAuto()(good(1, 3), oracle(1), older)
+
+
 def test_the_server_alone_ignores_the_workers() -> None:
     found = zeno.ServerAlone()(torch.tensor([[math.nan, 1.0], [5.0, 5.0]]), FakeOracle(gradient=[1.0, -2.0]))
     assert (found.update.tolist(), found.own, found.kept.tolist()) == ([1.0, -2.0], 1.0, [False, False])

@@ -28,7 +28,7 @@ Shapes: m workers, d parameters, k numbers in a sketch. Columns are the m worker
 """
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
 import torch
@@ -293,6 +293,8 @@ class Memory:
         if state is None:
             secret = hashlib.blake2b(halves.float().cpu().numpy().tobytes(), digest_size=8)  # the server's samples
             return cls.new(m, min(k, d), int.from_bytes(secret.digest(), "big"), candidates)
+        if set(state) != {one.name for one in fields(cls)}:
+            raise ValueError("The state of ZenoAuto is that of another version of zeno. Start without a state.")
         tensors = {name: value.to(candidates.device) for name, value in state.items() if isinstance(value, Tensor)}
         found: dict[str, Any] = {**state, **tensors}
         before = len(found["errors"]) + CHOICE
