@@ -275,6 +275,19 @@ def test_huge_candidates_get_no_weight_even_if_they_cancel() -> None:
     assert train(steps)[-1].weights.tolist() == pytest.approx([0.3, 0.3, 0.3, 0, 0], abs=0.1)
 
 
+def test_huge_candidates_do_not_overflow_where_the_noise_of_the_server_is_small() -> None:
+    state = None
+    for t in range(4):
+        halves = 1e-6 * (TRUTH + noise(10_000 + t, 2))
+        sent = 1e-6 * good(t, 4)
+        sent[3] = 1e37 * noise(t)
+        found = zeno.ZenoAuto()(sent, FakeOracle(gradient=halves.mean(0), halves=halves), state)
+        state = found.state
+        assert found.update.isfinite().all()
+        assert float(found.weights[3]) == 0
+        assert float(found.weights[:3].sum()) > 0.5
+
+
 @pytest.mark.parametrize("sent", ["nan", "reversed", "zero", "huge"])
 def test_with_all_workers_faulty_the_server_trains_on_its_own_gradient(sent: str) -> None:
     factor = {"nan": math.nan, "reversed": -3.0, "zero": 0.0, "huge": -1e38}[sent]

@@ -18,7 +18,7 @@ error of (1 - s) mixture + s o is least for
 
     s = P / (P + V)
 
-without faults, P is 0 up to noise. One more column is the choice of this step alone, which helps where memory cannot,
+Without faults, P is 0 up to noise. One more column is the choice of this step alone, which helps where memory cannot,
 when other workers are faulty at every step: it is FLTrust's update by the server's own gradient.
 
 Every sample of the server belongs to one half for good: a model that has learned the samples of one half by heart is
@@ -43,8 +43,8 @@ from zeno.rules.rule import Aggregate, Change, Oracle, PositiveCount, Rows, Rule
 
 AVERAGED = 0.9  # decay of the weights, from step to step
 MARGIN = 0.2  # by which squared errors may exceed the least, and count as equal
-CHANCE = 2.0  # times what noise explains: a worker with a larger squared error is wrong
-REPEATED = 4.0  # times the share of the server's noise that repeats: so much worse is the own gradient than it looks
+CHANCE = 2.0  # times what noise explains: a larger squared distance is no chance
+REPEATED = 4.0  # times the share of the server's noise that repeats: so much may the nearest mixture fit it
 LEAST = 0.02  # of an equal weight: what is below belongs to large errors, and risks more than it adds
 SHORT = 1e-3  # of the length of the server's own gradient
 
@@ -126,8 +126,8 @@ class Comparison:
     @classmethod
     def of(cls, memory: "Memory", decay: float, sketches: Tensor, halves: Tensor) -> "Comparison":
         """Of candidates whose sketches [m, k] are not finite where they are unusable."""
-        usable = sketches.square().sum(dim=1) <= LARGEST**2
         unit = _noise(halves)
+        usable = sketches.square().sum(dim=1).sqrt() / unit <= memory.largest
         sketches, halves = torch.where(usable[:, None], sketches, 0) / unit, halves / unit
         o, g = halves
         choice = _choice(torch.cat([sketches, o[None]]))
@@ -248,7 +248,7 @@ def _apart(products: Tensor, weights: Tensor) -> Tensor:
 
 
 def _noise(halves: Tensor) -> Tensor:
-    """The distance between the server's two gradients [2, k]; of equal ones, a small part of their length."""
+    """The unit: the distance between the server's two gradients [2, k]; of equal ones, a small part of their length."""
     noise = torch.maximum((halves[0] - halves[1]).norm(), SHORT * halves.norm())
     return torch.where(noise > 0, noise, 1)
 
@@ -273,9 +273,7 @@ class Memory:
     seed: int  # of the signs
     counts: Tensor  # [m + 3] decayed number of steps at which each column was there
     errors: Tensor  # [m + 3, k] decayed means of u - g
-    squares: (
-        Tensor  # [m + 3, 2] decayed sums of squares at single steps: of the error, of the distance from the mixture
-    )
+    squares: Tensor  # [m + 3, 2] decayed sums of squares at single steps: of the error, of the way to the mixture
     weights: Tensor  # [m + 3] averaged over the last steps
     overlap: Tensor  # [2] decayed sums: the squared cosine of o - g with its mean before, and 1
 
@@ -300,11 +298,15 @@ class Memory:
         before = len(found["errors"]) + CHOICE
         if before > m:
             raise ValueError(f"A memory of {before} workers does not fit {m}. Pass NaN for workers that left.")
-
         for name in BY_COLUMN:
             joined = found[name].new_zeros(m - before, *found[name].shape[1:])
             found[name] = torch.cat([found[name][:CHOICE], joined, found[name][CHOICE:]])
         return cls(**found)
+
+    @property
+    def largest(self) -> float:
+        """The length of an error up to which nothing overflows."""
+        return min(LARGEST, 1e-4 * torch.finfo(self.errors.dtype).max)
 
     def sketch(self, rows: Tensor) -> Tensor:
         """The sketches of rows [n, d] -> [n, k] in float64."""
@@ -315,22 +317,18 @@ class Memory:
         decays = torch.where(there, decay, 1.0).double()
         counts = decays * self.counts + there
         rates = (there / counts.clamp(min=1))[:, None]
-        before = self.errors[OWN].to(errors)
-        same = (errors[OWN] @ before).square() / (errors[OWN].square().sum() * before.square().sum())
-        overlap = (
-            torch.stack([same, torch.ones_like(same)]) if bool(same.isfinite()) else torch.zeros_like(self.overlap)
-        )
+        off, before = errors[OWN], self.errors[OWN].to(errors)
+        same = (off @ before).square() / (off.square().sum() * before.square().sum())  # NaN at the first step
+        overlap = torch.stack([same, torch.ones_like(same)]).to(self.overlap)
         last, squared = self.weights[:CHOICE] * there[:CHOICE], products.diagonal()
         apart = _apart(products, last) if bool(last.any()) else squared[:CHOICE]
         squares = torch.stack([squared, torch.cat([apart, apart.new_zeros(3)])], dim=1)
         return replace(
             self,
             counts=counts,
-            errors=torch.where(there[:, None], self.errors + rates * (errors - self.errors), self.errors).to(
-                self.errors
-            ),
+            errors=(self.errors + rates * (errors - self.errors)).to(self.errors),
             squares=decays[:, None] ** 2 * self.squares + torch.where(there[:, None], squares, 0),
-            overlap=decay * self.overlap + overlap.to(self.overlap),
+            overlap=decay * self.overlap + (overlap if bool(same.isfinite()) else 0),
         )
 
     def products(self) -> Tensor:
