@@ -85,6 +85,7 @@ def reference_weights(
         found[rows] = nearest_by_descent(stacked[rows])
         return found
 
+    repeated = repeated if float(last[:m].sum()) >= float(last[m:].sum()) else 0.0
     margin = max(0.2, repeated)
     least, reach = off(nearest(list(range(m + 2)))), float(columns[OWN].norm() * g.norm())
     way = max(0.2 * (float(columns[OWN] @ g) - margin * reach), -0.04 * reach)
@@ -248,6 +249,28 @@ def test_with_few_samples_good_workers_have_equal_weights_and_keep_them() -> Non
         shares.append(found.weights)
         assert not 5 <= t < 100 or float(found.weights[3]) < 0.02, t
     assert torch.stack(shares[5:100]).mean(dim=0).tolist() == pytest.approx([1 / 3] * 3 + [0.0], abs=0.05)
+
+
+def test_with_few_samples_the_server_alone_does_not_give_way_to_workers_that_are_not_near() -> None:
+    """The same errors, after steps that workers carried or that the server did."""
+    steps = [0.02 * good(t, 4) for t in range(12)]
+    few = noise(9999, 2, 0.5)
+    state: object = None
+    for t, sent in enumerate(steps):
+        halves = TRUTH + few + noise(10_000 + t, 2, 0.1)
+        found = zeno.ZenoAuto()(sent, FakeOracle(gradient=halves.mean(0), halves=halves), state)
+        state = found.state
+    assert isinstance(state, dict)
+    halves = TRUTH + few + noise(11_000, 2, 0.1)
+    own = []
+    for carried in (True, False):
+        weights = torch.tensor([0.25] * 4 + [0.0] * 3 if carried else [0.0] * 5 + [1.0, 0.0]).double()
+        found = zeno.ZenoAuto()(
+            steps[0], FakeOracle(gradient=halves.mean(0), halves=halves), {**state, "weights": weights}
+        )
+        own.append(found.own)
+    assert own[0] < 0.1
+    assert own[1] > 0.3
 
 
 def test_a_worker_that_was_repaired_has_its_weight_again() -> None:

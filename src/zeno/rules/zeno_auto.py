@@ -171,7 +171,9 @@ class Comparison:
         there[OWN], there[ZERO] = True, False
         of_workers = there.clone()
         of_workers[CHOICE:] = False
-        repeated = REPEATED * self.memory.repeated  # the nearest fits noise that repeats
+        last = self.memory.weights
+        carried = bool(last[:CHOICE].sum() >= last[CHOICE:].sum())  # by workers: then they may be less near to g
+        repeated = REPEATED * self.memory.repeated if carried else 0.0  # as the nearest fits noise that repeats
         margin, least = max(MARGIN, repeated), mixtures.error(mixtures.nearest(there))
         reach = lengths[OWN] * squares[ZERO].sqrt()
         some_way = MARGIN * torch.maximum(along[OWN] - margin * reach, -MARGIN * reach)
