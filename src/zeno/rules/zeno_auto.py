@@ -126,9 +126,10 @@ class Comparison:
     @classmethod
     def of(cls, memory: "Memory", decay: float, sketches: Tensor, halves: Tensor) -> "Comparison":
         """Of candidates whose sketches [m, k] are not finite where they are unusable."""
-        unit = _noise(halves)
-        usable = sketches.square().sum(dim=1).sqrt() / unit <= memory.largest
-        sketches, halves = torch.where(usable[:, None], sketches, 0) / unit, halves / unit
+        lengths, unit = sketches.square().sum(dim=1).sqrt(), _noise(halves)
+        usable = lengths <= LARGEST
+        shorter = (memory.largest / lengths).clamp(max=1 / unit)[:, None]
+        sketches, halves = torch.where(usable[:, None], sketches * shorter, 0), halves / unit
         o, g = halves
         choice = _choice(torch.cat([sketches, o[None]]))
         errors = torch.cat([sketches, (choice[:-1] @ sketches + choice[-1] * o)[None], o[None], 0 * o[None]]) - g
@@ -307,7 +308,7 @@ class Memory:
 
     @property
     def largest(self) -> float:
-        """The length of an error up to which nothing overflows."""
+        """The length of errors up to which nothing overflows. Longer ones count as if they had this length."""
         return min(LARGEST, 1e-4 * torch.finfo(self.errors.dtype).max)
 
     def sketch(self, rows: Tensor) -> Tensor:
