@@ -120,6 +120,7 @@ class Comparison:
     usable: Tensor  # [m]
     sketches: Tensor  # [m, k] in units of the server's noise, 0 where unusable
     choice: Tensor  # [m + 1]
+    shortened: Tensor  # [m] to what part of their length candidates were cut; 1 unless they are huge
     halves: Tensor  # [2, k] in the same units
     products: Tensor  # [m + 3, m + 3] of the errors of this step
 
@@ -128,14 +129,15 @@ class Comparison:
         """Of candidates whose sketches [m, k] are not finite where they are unusable."""
         lengths, unit = sketches.square().sum(dim=1).sqrt(), _noise(halves)
         usable = lengths <= LARGEST
-        shorter = (memory.largest / lengths).clamp(max=1 / unit)[:, None]
-        sketches, halves = torch.where(usable[:, None], sketches * shorter, 0), halves / unit
+        shortened = torch.where(usable, (memory.largest * unit / lengths).clamp(max=1), 0)
+        sketches, halves = torch.where(usable[:, None], sketches * (shortened / unit)[:, None], 0), halves / unit
         o, g = halves
         choice = _choice(torch.cat([sketches, o[None]]))
         errors = torch.cat([sketches, (choice[:-1] @ sketches + choice[-1] * o)[None], o[None], 0 * o[None]]) - g
         there = torch.cat([usable, usable.new_ones(3)])
         products = torch.where(there[:, None] & there, errors @ errors.T, 0)
-        return cls(memory.after(decay, there, errors, products), decay, usable, sketches, choice, halves, products)
+        memory = memory.after(decay, there, errors, products)
+        return cls(memory, decay, usable, sketches, choice, shortened, halves, products)
 
     @property
     def scores(self) -> Tensor:
@@ -155,7 +157,7 @@ class Comparison:
         found, memory = self._mixture(means, noise, workers)
         doubt = self._doubt(means, noise, workers, found[:CHOICE])
         found, choice = (1 - doubt) * found, self.choice
-        of_workers = found[:CHOICE] + found[CHOICE] * choice[:-1]
+        of_workers = (found[:CHOICE] + found[CHOICE] * choice[:-1]) * self.shortened
         of_server = found[OWN] + found[CHOICE] * choice[-1] + doubt
         return torch.cat([of_workers, of_server[None]]), memory
 
