@@ -63,15 +63,17 @@ def slow_reference(steps: list[Tensor], halves: list[Tensor], decay: float) -> t
         means = torch.einsum("t,tcd->cd", powers, errors)
         mixture = last[:m] / last[:m].sum() if last[:m].any() else last[:m]
         apart.append((history[-1][:m] - mixture @ history[-1][:m]).square().sum(dim=1))
-        noise = torch.stack([powers**2 @ errors[:, :m].square().sum(dim=2), powers**2 @ torch.stack(apart)])
+        squares = powers**2 @ errors.square().sum(dim=2)
+        noise = torch.stack([squares[:m], powers**2 @ torch.stack(apart)])
         ages = torch.tensor([decay ** (len(cosines) - 1 - t) for t in range(len(cosines))]).double()
         repeated = float(ages @ torch.tensor(cosines).double() / ages.sum()) if cosines else 0.0
-        found, last = reference_weights(means, noise, (1 - decay) ** 0.5 * history[-1], 4 * repeated, last)
+        now, of_own = (1 - decay) ** 0.5 * history[-1], float(squares[OWN])
+        found, last = reference_weights(means, noise, of_own, now, 4 * repeated, last)
     return found, reference_doubt(means, noise, found[:m], (1 - decay) / (1 + decay) / 4)
 
 
 def reference_weights(
-    means: Tensor, noise: Tensor, now: Tensor, repeated: float, last: Tensor
+    means: Tensor, noise: Tensor, of_own: float, now: Tensor, repeated: float, last: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The weights, and their average with those of the last steps."""
     stacked, m = torch.cat([means, now], dim=1), len(means) + CHOICE
@@ -102,15 +104,17 @@ def reference_weights(
         times: float = max(1.0, float(columns[OWN].norm() / (found @ columns).norm()))
         return found * min(times, 1 / float(found.sum()))
 
+    chance = 2 * (of_own + float(now[OWN].square().sum()))
+    lost = off(nearest(list(range(m)))) > float(g.square().sum()) + chance
     found = longer(list(range(m)))
-    if found.any() and helps(found, repeated):
+    if not lost and found.any() and helps(found, repeated):
         agree = torch.cat([(reference_apart(means, found[:m]) <= 2 * noise[1]).double(), torch.zeros(3)])
         average = 0.9 * last + 0.1 * found if last.any() else found
         if agree.any() and helps(agree / agree.sum(), repeated):
             return agree / agree.sum(), average
         average_now = cleaned(average) * found.sum() / average.sum()
         return (average_now, average) if helps(average_now, margin) else (found, found)
-    found = longer(list(range(m + 2)))
+    found = longer(list(range(m if lost else 0, m + 2)))
     average = 0.9 * last + 0.1 * found if last.any() else found
     average_now = cleaned(average) * found.sum() / average.sum()
     return (average_now, average) if off(average_now) <= 1.2 * off(found) else (found, found)
@@ -180,8 +184,7 @@ def test_the_weights_are_those_of_the_formula(decay: float, sent: str) -> None:
     torch.testing.assert_close(found.weights, weights, atol=close, rtol=0)
     of_server = (1 - doubt) * float(expected[OWN] + expected[CHOICE] * chosen[5]) + doubt
     assert found.own == pytest.approx(of_server, abs=2 * close)
-    second = own.square().sum() / (own.square().sum() + judge.square().sum())
-    update = found.weights @ steps[-1] + found.own * (own + found.own * second * (judge - own))
+    update = found.weights @ steps[-1] + found.own * (own + found.own / 2 * (judge - own))
     torch.testing.assert_close(found.update, update, atol=1e-6, rtol=0)
 
 
@@ -309,6 +312,18 @@ def test_huge_candidates_do_not_overflow_where_the_noise_of_the_server_is_small(
         assert found.update.isfinite().all()
         assert float(found.weights[3]) == 0
         assert float(found.weights[:3].sum()) > 0.5
+
+
+def test_workers_that_are_farther_than_no_step_have_no_weight_in_any_mixture() -> None:
+    """They go backwards, but some of them would make up for the noise of few samples, which repeats."""
+    few, state = noise(9999, 2, 0.1), None
+    for t in range(60):
+        halves = 0.1 * TRUTH + few + noise(10_000 + t, 2, 0.01)
+        sent = -0.3 * TRUTH + few[1] + noise(t, 4, 0.01)
+        found = zeno.ZenoAuto()(sent, FakeOracle(gradient=halves.mean(0), halves=halves), state)
+        state = found.state
+    assert not found.kept.any()
+    assert found.own == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("sent", ["nan", "reversed", "zero", "huge"])

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from zeno.rules.fltrust import cosines_of, trust
-from zeno.rules.linalg.passes import LARGEST, squared_norms, weighted_sum, working_dtype
+from zeno.rules.linalg.passes import LARGEST, weighted_sum, working_dtype
 from zeno.rules.linalg.simplex import Mixtures
 from zeno.rules.linalg.sketch import sketch
 from zeno.rules.parameters import AT_LEAST_1, NON_NEGATIVE, Requirement
@@ -102,13 +102,8 @@ class ZenoAuto(Rule):
 
 
 def own_gradient(halves: Tensor, weight: Tensor) -> Tensor:
-    """The server's own gradient, for this weight: the larger it is, the less is to be judged, and both halves train.
-
-    The first half has dropout, the second has none and less noise. So each counts by the inverse of its square.
-    """
-    squares = squared_norms(halves)
-    second = float((squares[0] / squares.sum()).nan_to_num(0.5))
-    return torch.lerp(halves[0], halves[1], float(weight) * second)
+    """The server's own gradient, for this weight: the larger it is, the less is to be judged, and both halves train."""
+    return torch.lerp(halves[0], halves[1], float(weight) / 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,8 +159,9 @@ class Comparison:
     def _mixture(self, means: Tensor, noise: Tensor, workers: Tensor) -> tuple[Tensor, "Memory"]:
         """w [m + 3] from the products of the mean errors, and the memory with it.
 
-        The nearest mixture of workers, if it is about as near as any and goes along g; else the nearest of all columns.
-        Even where workers agree, else averaged over the steps, as long as that is about as near.
+        The nearest mixture of workers, if it is about as near as any and goes along g; else the nearest of all columns,
+        or of the server's, if workers go backwards. Even where workers agree, else averaged over the steps, as long as
+        that is about as near.
         """
         errors = means + (1 - self.decay) * self.products
         mixtures, squares = Mixtures(errors), errors.diagonal()
@@ -174,6 +170,10 @@ class Comparison:
         there[OWN], there[ZERO] = True, False
         of_workers = there.clone()
         of_workers[CHOICE:] = False
+        mixed, chance = there, CHANCE * (noise[OWN, 0] + (1 - self.decay) * self.products[OWN, OWN])
+        if bool(of_workers.any()) and mixtures.error(mixtures.nearest(of_workers)) > squares[ZERO] + chance:
+            mixed, of_workers = there.clone(), torch.zeros_like(there)
+            mixed[:CHOICE] = False  # even the nearest mixture of workers is farther from g than no step at all
         last = self.memory.weights
         carried = bool(last[:CHOICE].sum() >= last[CHOICE:].sum())  # by workers: then they may be less near to g
         repeated = REPEATED * self.memory.repeated if carried else 0.0  # as the nearest fits noise that repeats
@@ -191,7 +191,7 @@ class Comparison:
             last, averaged = self._averaged(nearest, there)
             tried = [even] * helps(even, repeated) + [averaged] * helps(averaged, margin)
         else:
-            nearest = self._longer(mixtures, there, lengths)
+            nearest = self._longer(mixtures, mixed, lengths)
             last, averaged = self._averaged(nearest, there)
             tried = [averaged] if mixtures.error(averaged) <= (1 + MARGIN) * mixtures.error(nearest) else []
         if not tried:
