@@ -163,40 +163,35 @@ class Comparison:
         or of the server's, if workers go backwards. Even where workers agree, else averaged over the steps, as long as
         that is about as near.
         """
-        errors = means + (1 - self.decay) * self.products
-        mixtures, squares = Mixtures(errors), errors.diagonal()
-        along, lengths = squares[ZERO] - errors[ZERO], (squares - 2 * errors[ZERO] + squares[ZERO]).clamp(min=0).sqrt()
-        there = torch.cat([workers, workers.new_ones(3)]) & (lengths > SHORT * lengths[OWN])
+        now = (1 - self.decay) * self.products
+        judge = Judge(means + now)
+        there = torch.cat([workers, workers.new_ones(3)]) & (judge.lengths > SHORT * judge.lengths[OWN])
         there[OWN], there[ZERO] = True, False
-        of_workers = there.clone()
+        of_workers, of_any = there.clone(), there.clone()
         of_workers[CHOICE:] = False
-        mixed, chance = there, CHANCE * (noise[OWN, 0] + (1 - self.decay) * self.products[OWN, OWN])
-        if bool(of_workers.any()) and mixtures.error(mixtures.nearest(of_workers)) > squares[ZERO] + chance:
-            mixed, of_workers = there.clone(), torch.zeros_like(there)
-            mixed[:CHOICE] = False  # even the nearest mixture of workers is farther from g than no step at all
+        chance = CHANCE * (noise[OWN, 0] + now[OWN, OWN])
+        if bool(of_workers.any()) and judge.error(judge.nearest(of_workers)) > judge.of_zero + chance:
+            of_workers[:CHOICE] = of_any[:CHOICE] = (
+                False  # backwards: even their nearest is farther than no step at all
+            )
+
         last = self.memory.weights
         carried = bool(last[:CHOICE].sum() >= last[CHOICE:].sum())  # by workers: then they may be less near to g
         repeated = REPEATED * self.memory.repeated if carried else 0.0  # as the nearest fits noise that repeats
-        margin, least = max(MARGIN, repeated), mixtures.error(mixtures.nearest(there))
-        reach = lengths[OWN] * squares[ZERO].sqrt()
-        some_way = MARGIN * torch.maximum(along[OWN] - margin * reach, -MARGIN * reach)
-
-        def helps(weights: Tensor, margin: float) -> bool:
-            goes = bool(weights.any()) and bool(weights @ along >= some_way)
-            return goes and mixtures.error(weights) <= (1 + margin) * least
-
-        nearest = self._longer(mixtures, of_workers, lengths)
-        if helps(nearest, repeated):
+        margin, least = max(MARGIN, repeated), judge.error(judge.nearest(there))
+        nearest = judge.longest(of_workers)
+        if judge.goes_along(nearest, margin) and judge.error(nearest) <= (1 + repeated) * least:
             even = self._even(means, noise, of_workers, nearest)
             last, averaged = self._averaged(nearest, there)
-            tried = [even] * helps(even, repeated) + [averaged] * helps(averaged, margin)
+            for weights, limit in ((even, 1 + repeated), (averaged, 1 + margin)):
+                if judge.goes_along(weights, margin) and judge.error(weights) <= limit * least:
+                    return weights, replace(self.memory, weights=last)
         else:
-            nearest = self._longer(mixtures, mixed, lengths)
+            nearest = judge.longest(of_any)
             last, averaged = self._averaged(nearest, there)
-            tried = [averaged] if mixtures.error(averaged) <= (1 + MARGIN) * mixtures.error(nearest) else []
-        if not tried:
-            last = torch.where(there, nearest, last)
-        return [*tried, nearest][0], replace(self.memory, weights=last)
+            if judge.error(averaged) <= (1 + MARGIN) * judge.error(nearest):
+                return averaged, replace(self.memory, weights=last)
+        return nearest, replace(self.memory, weights=torch.where(there, nearest, last))
 
     def _averaged(self, weights: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
         """The weights averaged over the last steps: to remember, and of the columns that are there."""
@@ -204,23 +199,6 @@ class Comparison:
         found = torch.where(there, torch.lerp(weights, last, AVERAGED if bool(last.any()) else 0.0), last)
         used = _cleaned(torch.where(there, found, 0))
         return found, used * (weights.sum() / used.sum())
-
-    def _longer(self, mixtures: Mixtures, there: Tensor, lengths: Tensor) -> Tensor:
-        """The nearest mixture of the columns that are there, beside zero; all 0 if zero is nearer than any.
-
-        A shorter mixture has less noise, and is nearer to g for that, but it is only slower. So zero takes part, and
-        what it gets is for the others, until the mixture is as long as the own gradient.
-        """
-        with_zero = there.clone()
-        with_zero[ZERO] = True
-        found = torch.where(there, _cleaned(mixtures.nearest(with_zero)), 0)
-        if not bool(found.any()):
-            found[OWN] = float(there[OWN])  # where the own gradient may have it
-            return found
-        from_zero = found.clone()
-        from_zero[ZERO] = -found.sum()
-        longer = lengths[OWN] / mixtures.error(from_zero) ** 0.5
-        return found * torch.minimum(longer.nan_to_num(1).clamp(min=1), 1 / found.sum())
 
     def _even(self, means: Tensor, noise: Tensor, workers: Tensor, weights: Tensor) -> Tensor:
         """Equal weights for the workers that agree with these weights up to noise; all 0 if there are none."""
@@ -243,6 +221,40 @@ class Comparison:
         bias = max(0.0, float(shares @ (_apart(means, weights) - noise[:, 1])) / 2)
         variance = (1 - self.decay) / (1 + self.decay) / 4  # of a decayed mean of gradients on both halves
         return bias / (bias + variance)
+
+
+class Judge:
+    """How near mixtures w [m + 3] of the columns are to g, and where they go, from the products of their errors."""
+
+    def __init__(self, products: Tensor) -> None:
+        mixtures, squares = Mixtures(products), products.diagonal()
+        self.error, self.nearest = mixtures.error, mixtures.nearest  # E(w), and the w of some columns with the least
+        self.of_zero = squares[ZERO]  # the error of no step at all
+        self.along = squares[ZERO] - products[ZERO]  # [m + 3] <u, g>
+        self.lengths = (squares - 2 * products[ZERO] + squares[ZERO]).clamp(min=0).sqrt()  # [m + 3]
+
+    def goes_along(self, weights: Tensor, margin: float) -> bool:
+        """Whether a mixture goes along g for a part of the way of the own gradient, with so much of noise in it."""
+        reach = self.lengths[OWN] * self.of_zero.sqrt()
+        least = MARGIN * torch.maximum(self.along[OWN] - margin * reach, -MARGIN * reach)
+        return bool(weights.any()) and bool(weights @ self.along >= least)
+
+    def longest(self, there: Tensor) -> Tensor:
+        """The nearest mixture of the columns that are there, beside zero; all 0 if zero is nearer than any.
+
+        A shorter mixture has less noise, and is nearer to g for that, but it is only slower. So zero takes part, and
+        what it gets is for the others, until the mixture is as long as the own gradient.
+        """
+        with_zero = there.clone()
+        with_zero[ZERO] = True
+        found = torch.where(there, _cleaned(self.nearest(with_zero)), 0)
+        if not bool(found.any()):
+            found[OWN] = float(there[OWN])  # where the own gradient may have it
+            return found
+        from_zero = found.clone()
+        from_zero[ZERO] = -found.sum()
+        longer = self.lengths[OWN] / self.error(from_zero) ** 0.5
+        return found * torch.minimum(longer.nan_to_num(1).clamp(min=1), 1 / found.sum())
 
 
 def _apart(products: Tensor, weights: Tensor) -> Tensor:
