@@ -167,13 +167,11 @@ class Comparison:
         judge = Judge(means + now)
         there = torch.cat([workers, workers.new_ones(3)]) & (judge.lengths > SHORT * judge.lengths[OWN])
         there[OWN], there[ZERO] = True, False
-        of_workers, of_any = there.clone(), there.clone()
+        of_any, of_workers = there.clone(), there.clone()
         of_workers[CHOICE:] = False
         chance = CHANCE * (noise[OWN, 0] + now[OWN, OWN])
         if bool(of_workers.any()) and judge.error(judge.nearest(of_workers)) > judge.of_zero + chance:
-            of_workers[:CHOICE] = of_any[:CHOICE] = (
-                False  # backwards: even their nearest is farther than no step at all
-            )
+            of_any[:CHOICE] = of_workers[:CHOICE] = False  # they go backwards: even zero is nearer to g
 
         last = self.memory.weights
         carried = bool(last[:CHOICE].sum() >= last[CHOICE:].sum())  # by workers: then they may be less near to g
