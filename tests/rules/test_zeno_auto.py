@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -314,6 +315,32 @@ def test_huge_candidates_do_not_overflow_where_the_noise_of_the_server_is_small(
         assert float(found.weights[:3].sum()) > 0.5
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_step_without_gradients_of_the_server_is_judged_by_the_steps_before(scale: float) -> None:
+    own: list[float] = []
+    state: Any = None
+    for t in range(100):
+        sent = scale * torch.cat([good(t, 4), -good(t + 500)])
+        halves = torch.zeros(2, D) if t == 50 else scale * (TRUTH + noise(10_000 + t, 2))
+        found = zeno.ZenoAuto()(sent, FakeOracle(gradient=halves.mean(0), halves=halves), state)
+        now: Any = found.state
+        if t == 50:
+            assert torch.equal(now["errors"], state["errors"])
+            assert found.weights[4] == 0
+            assert found.weights[:4].sum() > 0.5
+            assert found.likeness is not None
+            assert found.likeness.isnan().all()
+        own.append(found.own)
+        state = now
+    assert max(own[51:]) <= max(own[40:50]) + 0.05
+
+
+def test_gradients_of_the_server_whose_sketch_overflows_are_an_error() -> None:
+    halves = torch.full((2, 1000), 3e38)
+    with pytest.raises(ValueError, match="needs a finite gradient on the server's samples"):
+        zeno.ZenoAuto(sketch=10)(torch.ones(3, 1000), FakeOracle(gradient=halves[0], halves=halves))
+
+
 def test_workers_that_are_farther_than_no_step_have_no_weight_in_any_mixture() -> None:
     """They go backwards, but some of them would make up for the noise of few samples, which repeats."""
     few, state = noise(9999, 2, 0.1), None
@@ -560,6 +587,8 @@ def test_the_state_of_another_version_is_reported() -> None:
     older = {name: value for name, value in state.items() if name != "squares"}
     with pytest.raises(ValueError, match=r"that of another version of zeno. Start without a state"):
         zeno.ZenoAuto()(good(1, 3), oracle(1), older)
+    with pytest.raises(ValueError, match=r"that of another version of zeno. Start without a state"):
+        zeno.ZenoAuto().for_workers(older, lambda rows, _: rows)
 
 
 def test_the_server_alone_ignores_the_workers() -> None:

@@ -72,8 +72,9 @@ def likeness_of(products: Tensor, squares: Tensor, square: Tensor) -> Tensor:
     From their products with it [m], their squared lengths [m] and its own; NaN where a length is 0 or not finite.
     """
     lengths, length = squares.double().sqrt(), square.double().sqrt()
-    cosines = torch.where(squares > 0, products.double() / (lengths * length), torch.nan).clamp(-1, 1)
-    return torch.stack([cosines, torch.where(squares > 0, lengths / length, torch.nan)])
+    known = (squares > 0) & (square > 0)
+    cosines = torch.where(known, products.double() / (lengths * length), torch.nan).clamp(-1, 1)
+    return torch.stack([cosines, torch.where(known, lengths / length, torch.nan)])
 
 
 def checked(found: object, rule: object, m: int, d: int) -> Aggregate:

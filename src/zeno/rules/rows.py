@@ -243,7 +243,7 @@ class Rows:
         gradient = (oracle.gradient() if after is None else oracle.gradient(after)).detach()
         if gradient.shape != (self.d,):
             raise ValueError(f"{self.part} needs a gradient of {self.d} numbers. Found shape {list(gradient.shape)}.")
-        return gradient if after is not None else self._require_finite(gradient)
+        return gradient if after is not None else self.require_finite(gradient)
 
     def server_gradients(self, oracle: Oracle | None) -> Tensor:
         """The gradients on the two halves of the server's samples -> [2, d]."""
@@ -251,9 +251,10 @@ class Rows:
         if gradients.shape != (2, self.d):
             found = list(gradients.shape)
             raise ValueError(f"{self.part} needs 2 gradients of {self.d} numbers. Found shape {found}.")
-        return self._require_finite(gradients)
+        return self.require_finite(gradients)
 
-    def _require_finite(self, gradients: Tensor) -> Tensor:
+    def require_finite(self, gradients: Tensor) -> Tensor:
+        """The server's gradients, or their sketches; raises ValueError unless they are finite."""
         if not bool(gradients.isfinite().all()):
             raise ValueError(f"{self.part} needs a finite gradient on the server's samples. Found NaN or Inf in it.")
         return gradients

@@ -7,7 +7,7 @@ units of the noise of each step, so that a few steps with large gradients do not
 
     e_i    = decayed mean of (u_i - g) / |o - g|
     E(w)   = | sum_i w_i e_i |^2 + (1 - memory) | sum_i w_i (u_i - g) |^2 / |o - g|^2    for  w >= 0, sum(w) = 1
-    w      = argmin E(w), averaged over the last steps
+    w      = argmin E(w), averaged over the last steps; or equal weights, for all workers that agree with it
     update = (1 - s) sum_i w_i u_i + s o
 
 The second term is the error at this step alone, which the means hide, as of a worker that turns. Here, o is the
@@ -42,13 +42,14 @@ from zeno.rules.parameters import AT_LEAST_1, NON_NEGATIVE, Requirement
 from zeno.rules.rule import Aggregate, Change, Oracle, PositiveCount, Rows, Rule, likeness_of
 
 AVERAGED = 0.9  # decay of the weights, from step to step
-MARGIN = 0.2  # by which squared errors may exceed the least, and count as equal
+MARGIN = 0.2  # share: squared errors that exceed the least by less count as equal, and smaller cosines as noise
 CHANCE = 2.0  # times what noise explains: a larger squared distance is no chance
 REPEATED = 4.0  # times the share of the server's noise that repeats: so much may the nearest mixture fit it
 LEAST = 0.02  # of an equal weight: what is below belongs to large errors, and risks more than it adds
-SHORT = 1e-3  # of the length of the server's own gradient
+SHORT = 1e-3  # of the length of the server's gradient: shorter candidates and noise count as this long, or as nothing
 
 CHOICE, OWN, ZERO = -3, -2, -1  # the columns after the workers
+WORKERS = slice(None, CHOICE)
 BY_COLUMN = ("counts", "errors", "squares", "weights")  # of a memory
 AT_LEAST_2 = Requirement("a whole number of at least 2", lambda value: AT_LEAST_1.holds(value) and value > 1, "samples")
 BELOW_1 = Requirement("a number of at least 0 and below 1", lambda value: NON_NEGATIVE.holds(value) and value < 1)
@@ -58,8 +59,8 @@ BELOW_1 = Requirement("a number of at least 0 and below 1", lambda value: NON_NE
 class ZenoAuto(Rule):
     """Mixture of the workers that is nearest to the true gradient; no tuning.
 
-    Tolerates any number of faulty workers: if all are faulty, the server trains on its own gradient. It uses `samples`
-    of the server per step. `memory` is the decay of the mean errors from step to step, `sketch` the number of values by
+    Tolerates any number of faulty workers: if all are faulty, the server trains on its own gradient. Uses `samples` of
+    the server per step. `memory` is the decay of the mean errors from step to step, `sketch` the number of values by
     which a candidate is remembered.
     """
 
@@ -70,7 +71,8 @@ class ZenoAuto(Rule):
     def for_workers(self, state: Any, change: Change) -> object:
         if state is None:
             return None
-        columns = {name: torch.cat([change(state[name][:CHOICE], 0.0), state[name][CHOICE:]]) for name in BY_COLUMN}
+        state = Memory.checked(state)
+        columns = {name: torch.cat([change(state[name][WORKERS], 0.0), state[name][CHOICE:]]) for name in BY_COLUMN}
         return {**state, **columns}
 
     def prepare(self, oracle: Oracle, state: object) -> None:
@@ -87,23 +89,17 @@ class ZenoAuto(Rule):
         halves = rows.server_gradients(oracle)  # [2, d]
         memory = Memory.of(state, candidates, halves, self.sketch)
         sketches = memory.sketch(candidates) * factors[:, None]  # [m, k]
-        compared = Comparison.of(memory, self.memory, sketches, memory.sketch(halves))
+        compared = Comparison.of(memory, self.memory, sketches, rows.require_finite(memory.sketch(halves)))
         weights, memory = compared.weights()  # [m + 1]
-        update = weighted_sum(candidates, factors * weights[:-1])
-        update.add_(own_gradient(halves, weights[-1]), alpha=float(weights[-1]))
-        return Aggregate(
-            update,
-            factors * weights[:-1],
-            compared.scores,
-            vars(memory),
-            float(weights[-1]),
-            likeness=compared.likeness,
-        )
+        of_workers, own = factors * weights[:-1], float(weights[-1])
+        update = weighted_sum(candidates, of_workers)
+        update.add_(own_gradient(halves, own), alpha=own)
+        return Aggregate(update, of_workers, compared.scores, vars(memory), own, likeness=compared.likeness)
 
 
-def own_gradient(halves: Tensor, weight: Tensor) -> Tensor:
+def own_gradient(halves: Tensor, weight: float) -> Tensor:
     """The server's own gradient, for this weight: the larger it is, the less is to be judged, and both halves train."""
-    return torch.lerp(halves[0], halves[1], float(weight) / 2)
+    return torch.lerp(halves[0], halves[1], weight / 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,34 +110,38 @@ class Comparison:
     decay: float
     usable: Tensor  # [m]
     sketches: Tensor  # [m, k] in units of the server's noise, 0 where unusable
-    choice: Tensor  # [m + 1]
+    choice: Tensor  # [m + 1] FLTrust's weights of the workers and of o: factors, that need not sum to 1
     shortened: Tensor  # [m] to what part of their length candidates were cut; 1 unless they are huge
     halves: Tensor  # [2, k] in the same units
     products: Tensor  # [m + 3, m + 3] of the errors of this step
 
     @classmethod
     def of(cls, memory: "Memory", decay: float, sketches: Tensor, halves: Tensor) -> "Comparison":
-        """Of candidates whose sketches [m, k] are not finite where they are unusable."""
-        lengths, unit = sketches.square().sum(dim=1).sqrt(), _noise(halves)
+        """Compares the candidates by their sketches [m, k]; a row that is not finite is an unusable candidate."""
+        lengths, unit = sketches.square().sum(dim=1).sqrt(), _unit(halves)
         usable = lengths <= LARGEST
         shortened = torch.where(usable, (memory.largest * unit / lengths).clamp(max=1), 0)
         sketches, halves = torch.where(usable[:, None], sketches * (shortened / unit)[:, None], 0), halves / unit
         o, g = halves
         choice = _choice(torch.cat([sketches, o[None]]))
-        errors = torch.cat([sketches, (choice[:-1] @ sketches + choice[-1] * o)[None], o[None], 0 * o[None]]) - g
+        of_choice = choice[:-1] @ sketches + choice[-1] * o
+        errors = torch.cat([sketches, torch.stack([of_choice, o, 0 * o])]) - g
         there = torch.cat([usable, usable.new_ones(3)])
         products = torch.where(there[:, None] & there, errors @ errors.T, 0)
-        memory = memory.after(decay, there, errors, products)
+        if bool(halves.any()):
+            memory = memory.after(decay, there, errors, products)
+        else:  # the server's gradients say nothing at this step: only the memory judges
+            products = torch.zeros_like(products)
         return cls(memory, decay, usable, sketches, choice, shortened, halves, products)
 
     @property
     def scores(self) -> Tensor:
-        """[m] of each candidate by itself."""
+        """[m] minus the squared distance of each candidate from g, in units of the server's noise."""
         return torch.where(self.usable, -(self.sketches - self.halves[1]).square().sum(dim=1), -torch.inf)
 
     @property
     def likeness(self) -> Tensor:
-        """[2, m] as of an aggregate."""
+        """[2, m] the candidates beside the mean of both gradients; see `Aggregate`."""
         both = self.halves.mean(dim=0)
         return likeness_of(self.sketches @ both, self.sketches.square().sum(dim=1), both.square().sum())
 
@@ -149,11 +149,11 @@ class Comparison:
         """The weights of the workers, by default all, and of the server [m + 1], and the memory with them."""
         workers = self.usable if among is None else self.usable & among
         means, noise = self.memory.products(), self.memory.noise()
-        found, memory = self._mixture(means, noise, workers)
-        doubt = self._doubt(means, noise, workers, found[:CHOICE])
-        found, choice = (1 - doubt) * found, self.choice
-        of_workers = (found[:CHOICE] + found[CHOICE] * choice[:-1]) * self.shortened
-        of_server = found[OWN] + found[CHOICE] * choice[-1] + doubt
+        w, memory = self._mixture(means, noise, workers)
+        s = self._doubt(means, noise, workers, w[WORKERS])
+        w = (1 - s) * w
+        of_workers = (w[WORKERS] + w[CHOICE] * self.choice[:-1]) * self.shortened
+        of_server = w[OWN] + w[CHOICE] * self.choice[-1] + s
         return torch.cat([of_workers, of_server[None]]), memory
 
     def _mixture(self, means: Tensor, noise: Tensor, workers: Tensor) -> tuple[Tensor, "Memory"]:
@@ -164,25 +164,30 @@ class Comparison:
         that is about as near.
         """
         now = (1 - self.decay) * self.products
-        judge = Judge(means + now)
+        judge = Judge(means + now)  # E(w) = w' (means + now) w
         there = torch.cat([workers, workers.new_ones(3)]) & (judge.lengths > SHORT * judge.lengths[OWN])
         there[OWN], there[ZERO] = True, False
         of_any, of_workers = there.clone(), there.clone()
         of_workers[CHOICE:] = False
         chance = CHANCE * (noise[OWN, 0] + now[OWN, OWN])
         if bool(of_workers.any()) and judge.error(judge.nearest(of_workers)) > judge.of_zero + chance:
-            of_any[:CHOICE] = of_workers[:CHOICE] = False  # they go backwards: even zero is nearer to g
+            of_any[WORKERS] = of_workers[WORKERS] = False  # they go backwards: even zero is nearer to g
 
         last = self.memory.weights
-        carried = bool(last[:CHOICE].sum() >= last[CHOICE:].sum())  # by workers: then they may be less near to g
+        carried = bool(last[WORKERS].sum() >= last[CHOICE:].sum())  # by workers: then they may be less near to g
         repeated = REPEATED * self.memory.repeated if carried else 0.0  # as the nearest fits noise that repeats
         margin, least = max(MARGIN, repeated), judge.error(judge.nearest(there))
+
+        def helps(weights: Tensor, excess: float) -> bool:
+            """Whether workers with these weights go along g, and E is at most 1 + excess times the least."""
+            return judge.goes_along(weights, margin) and judge.error(weights) <= (1 + excess) * least
+
         nearest = judge.longest(of_workers)
-        if judge.goes_along(nearest, margin) and judge.error(nearest) <= (1 + repeated) * least:
+        if helps(nearest, repeated):
             even = self._even(means, noise, of_workers, nearest)
             last, averaged = self._averaged(nearest, there)
-            for weights, limit in ((even, 1 + repeated), (averaged, 1 + margin)):
-                if judge.goes_along(weights, margin) and judge.error(weights) <= limit * least:
+            for weights, excess in ((even, repeated), (averaged, margin)):
+                if helps(weights, excess):
                     return weights, replace(self.memory, weights=last)
         else:
             nearest = judge.longest(of_any)
@@ -201,23 +206,24 @@ class Comparison:
     def _even(self, means: Tensor, noise: Tensor, workers: Tensor, weights: Tensor) -> Tensor:
         """Equal weights for the workers that agree with these weights up to noise; all 0 if there are none."""
         agree = workers.clone()
-        agree[:CHOICE] &= _apart(means, weights[:CHOICE]) <= CHANCE * noise[:CHOICE, 1]
+        agree[WORKERS] &= _apart(means, weights[WORKERS]) <= CHANCE * noise[WORKERS, 1]
         return agree.double() / agree.sum().clamp(min=1)
 
     def _doubt(self, means: Tensor, noise: Tensor, workers: Tensor, weights: Tensor) -> float:
         """s: the share of the own gradient for want of knowledge who is right, from the weights [m] of the workers.
 
-        P is the mean squared distance between the mixture of the workers and those that may be right by themselves,
-        beyond what noise explains. Half of the mean is by their weights, half by how precisely they are known.
+        P is a mean of the squared distances between the mixture of the workers and those that may be right by
+        themselves, beyond what noise explains: half by their weights, half by how precisely they are known.
         """
-        noise = noise[:CHOICE]
-        right = workers & (means.diagonal()[:CHOICE] <= CHANCE * noise[:, 0])
+        of_error, of_distance = noise[WORKERS].T  # what noise explains of each
+        right = workers & (means.diagonal()[WORKERS] <= CHANCE * of_error)
         if not bool(weights.any()) or not bool(right.any()):
             return 0.0
-        known = torch.where(right, 1 / noise[:, 0].clamp(min=1e-300), 0)
-        shares = torch.where(right, weights / weights.sum(), 0) + known / known.sum()
-        bias = max(0.0, float(shares @ (_apart(means, weights) - noise[:, 1])) / 2)
-        variance = (1 - self.decay) / (1 + self.decay) / 4  # of a decayed mean of gradients on both halves
+        precision = torch.where(right, 1 / of_error.clamp(min=1e-300), 0)
+        shares = torch.where(right, weights / weights.sum(), 0) + precision / precision.sum()
+        bias = max(0.0, float(shares @ (_apart(means, weights) - of_distance)) / 2)  # P
+        # V: of a decayed mean of gradients on both halves, each of which has the variance 1 / 2, as |o - g| is 1.
+        variance = (1 - self.decay) / (1 + self.decay) / 4
         return bias / (bias + variance)
 
 
@@ -225,45 +231,50 @@ class Judge:
     """How near mixtures w [m + 3] of the columns are to g, and where they go, from the products of their errors."""
 
     def __init__(self, products: Tensor) -> None:
-        mixtures, squares = Mixtures(products), products.diagonal()
+        mixtures, squares, with_zero = Mixtures(products), products.diagonal(), products[ZERO]
         self.error, self.nearest = mixtures.error, mixtures.nearest  # E(w), and the w of some columns with the least
-        self.of_zero = squares[ZERO]  # the error of no step at all
-        self.along = squares[ZERO] - products[ZERO]  # [m + 3] <u, g>
-        self.lengths = (squares - 2 * products[ZERO] + squares[ZERO]).clamp(min=0).sqrt()  # [m + 3]
+        # The error of zero is -g. So a column u is its error less that of zero.
+        self.of_zero = squares[ZERO]  # |g|^2, the error of no step at all
+        self.along = self.of_zero - with_zero  # [m + 3] <u, g>
+        self.lengths = (squares - 2 * with_zero + self.of_zero).clamp(min=0).sqrt()  # [m + 3] |u|
 
     def goes_along(self, weights: Tensor, margin: float) -> bool:
-        """Whether a mixture goes along g for a part of the way of the own gradient, with so much of noise in it."""
-        reach = self.lengths[OWN] * self.of_zero.sqrt()
-        least = MARGIN * torch.maximum(self.along[OWN] - margin * reach, -MARGIN * reach)
+        """Whether <u, g> is at least a fifth of what <o, g> is beyond noise, which may be `margin` times |o| |g|.
+
+        Noise may hide that o and g agree. Then u may even go backwards, but only a little.
+        """
+        most = self.lengths[OWN] * self.of_zero.sqrt()  # |o| |g|, which <o, g> cannot exceed
+        least = MARGIN * torch.maximum(self.along[OWN] - margin * most, -MARGIN * most)
         return bool(weights.any()) and bool(weights @ self.along >= least)
 
     def longest(self, there: Tensor) -> Tensor:
-        """The nearest mixture of the columns that are there, beside zero; all 0 if zero is nearer than any.
+        """The nearest mixture of the columns that are there, beside zero.
 
         A shorter mixture has less noise, and is nearer to g for that, but it is only slower. So zero takes part, and
-        what it gets is for the others, until the mixture is as long as the own gradient.
+        what it gets is for the others, until the mixture is as long as the own gradient. If zero gets all, the own
+        gradient does, or nobody if it is not among the columns.
         """
         with_zero = there.clone()
         with_zero[ZERO] = True
         found = torch.where(there, _cleaned(self.nearest(with_zero)), 0)
         if not bool(found.any()):
-            found[OWN] = float(there[OWN])  # where the own gradient may have it
+            found[OWN] = float(there[OWN])
             return found
         from_zero = found.clone()
         from_zero[ZERO] = -found.sum()
-        longer = self.lengths[OWN] / self.error(from_zero) ** 0.5
-        return found * torch.minimum(longer.nan_to_num(1).clamp(min=1), 1 / found.sum())
+        longer = self.lengths[OWN] / self.error(from_zero) ** 0.5  # the error is not 0: see simplex.ROUNDING
+        return found * torch.minimum(longer.clamp(min=1), 1 / found.sum())
 
 
 def _apart(products: Tensor, weights: Tensor) -> Tensor:
     """[m] the squared distance of each worker from the mixture with weights [m], from the products [m + 3, m + 3]."""
-    products, mixture = products[:CHOICE, :CHOICE], weights / weights.sum()
+    products, mixture = products[WORKERS, WORKERS], weights / weights.sum()
     apart = torch.eye(len(mixture), dtype=products.dtype, device=products.device) - mixture  # [m, m]
     return ((apart @ products) * apart).sum(dim=1).clamp(min=0)  # rounding errors, where large ones cancel
 
 
-def _noise(halves: Tensor) -> Tensor:
-    """The unit: the distance between the server's two gradients [2, k]; of equal ones, a small part of their length."""
+def _unit(halves: Tensor) -> Tensor:
+    """The distance between the server's two gradients [2, k]; of equal ones, a small part of their length."""
     noise = torch.maximum((halves[0] - halves[1]).norm(), SHORT * halves.norm())
     return torch.where(noise > 0, noise, 1)
 
@@ -276,7 +287,7 @@ def _choice(columns: Tensor) -> Tensor:
 
 
 def _cleaned(weights: Tensor) -> Tensor:
-    """Without the weights of columns that have very large errors."""
+    """Without weights far below an equal one, as columns with large errors have; the others take their share."""
     found = torch.where(weights < LEAST / len(weights) * weights.sum(), 0, weights)
     return found * (weights.sum() / found.sum())
 
@@ -306,8 +317,7 @@ class Memory:
         if state is None:
             secret = hashlib.blake2b(halves.float().cpu().numpy().tobytes(), digest_size=8)  # the server's samples
             return cls.new(m, min(k, d), int.from_bytes(secret.digest(), "big"), candidates)
-        if set(state) != {one.name for one in fields(cls)}:
-            raise ValueError("The state of ZenoAuto is that of another version of zeno. Start without a state.")
+        state = cls.checked(state)
         tensors = {name: value.to(candidates.device) for name, value in state.items() if isinstance(value, Tensor)}
         found: dict[str, Any] = {**state, **tensors}
         before = len(found["errors"]) + CHOICE
@@ -315,8 +325,15 @@ class Memory:
             raise ValueError(f"A memory of {before} workers does not fit {m}. Pass NaN for workers that left.")
         for name in BY_COLUMN:
             joined = found[name].new_zeros(m - before, *found[name].shape[1:])
-            found[name] = torch.cat([found[name][:CHOICE], joined, found[name][CHOICE:]])
+            found[name] = torch.cat([found[name][WORKERS], joined, found[name][CHOICE:]])
         return cls(**found)
+
+    @classmethod
+    def checked(cls, state: Any) -> dict[str, Any]:
+        """A state that this version of the rule returned; raises ValueError for any other."""
+        if isinstance(state, dict) and set(state) == {one.name for one in fields(cls)}:
+            return state
+        raise ValueError("The state of ZenoAuto is that of another version of zeno. Start without a state.")
 
     @property
     def largest(self) -> float:
@@ -329,22 +346,27 @@ class Memory:
 
     def after(self, decay: float, there: Tensor, errors: Tensor, products: Tensor) -> "Memory":
         """With the errors [m + 3, k] of the columns that are there at this step, and their products."""
-        decays = torch.where(there, decay, 1.0).double()
+        decays = torch.where(there, decay, torch.ones_like(self.counts))
         counts = decays * self.counts + there
         rates = (there / counts.clamp(min=1))[:, None]
-        off, before = errors[OWN], self.errors[OWN].to(errors)
-        same = (off @ before).square() / (off.square().sum() * before.square().sum())  # NaN at the first step
-        overlap = torch.stack([same, torch.ones_like(same)]).to(self.overlap)
-        last, squared = self.weights[:CHOICE] * there[:CHOICE], products.diagonal()
-        apart = _apart(products, last) if bool(last.any()) else squared[:CHOICE]
+        # The mixture is that of the steps before, which this step's noise is independent of.
+        last, squared = self.weights[WORKERS] * there[WORKERS], products.diagonal()
+        apart = _apart(products, last) if bool(last.any()) else squared[WORKERS]
         squares = torch.stack([squared, torch.cat([apart, apart.new_zeros(3)])], dim=1)
         return replace(
             self,
             counts=counts,
             errors=(self.errors + rates * (errors - self.errors)).to(self.errors),
             squares=decays[:, None] ** 2 * self.squares + torch.where(there[:, None], squares, 0),
-            overlap=decay * self.overlap + (overlap if bool(same.isfinite()) else 0),
+            overlap=decay * self.overlap + self._overlap(errors[OWN]),
         )
+
+    def _overlap(self, now: Tensor) -> Tensor:
+        """[2] the squared cosine of o - g at this step [k] with its mean before, and 1; 0 if it has no direction."""
+        before = self.errors[OWN].to(now)
+        cosine = (now @ before).square() / (now.square().sum() * before.square().sum())  # NaN at the first step
+        found = torch.stack([cosine, torch.ones_like(cosine)]).to(self.overlap)
+        return torch.where(cosine.isfinite(), found, 0)
 
     def products(self) -> Tensor:
         """[m + 3, m + 3] of the mean errors."""

@@ -58,10 +58,12 @@ def weigh(compared: Comparison, trust: Tensor, agreement: Agreement) -> tuple[Te
     if bool(trust.any()):
         even = trust / trust.sum()
         limit, off = (o - g).square().sum(), (even @ compared.sketches - g).square().sum()
+        if not limit:  # the server's gradients say nothing
+            return torch.cat([even, even.new_zeros(1)]), compared.memory
         bias, of_own = (even @ errors[:CHOICE]).square().sum(), errors[OWN].square().sum()
         usual = agreement.at_once(compared, trust > 0)
         agreed = agreement.in_the_mean(compared, trust > 0)
         fine = (agreed or bool(bias <= of_own)) and (usual or bool(off <= BROKEN * limit))
-        if fine or not limit:  # or the server's gradients say nothing
+        if fine:
             return torch.cat([even, even.new_zeros(1)]), compared.memory
     return compared.weights(among=trust > 0)
