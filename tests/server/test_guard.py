@@ -101,6 +101,14 @@ def test_a_rank_whose_parameters_drifted_is_named_and_set_right(seen: Seen) -> N
     assert seen[0]["bits of parameters"]["errors"]["3"]["drifted"] >= 5
 
 
+def test_without_acting_parameters_that_drifted_are_noted_and_stay(seen: Seen) -> None:
+    scene = "missed update, watched"
+    for rank in seen:
+        assert rank[scene]["errors"]["2"] == {"drifted": 3}, "at steps 79, 99 and 119"
+    assert len({rank[scene]["params"] for rank in seen}) == 2
+    assert seen[2][scene]["params"] != seen[0][scene]["params"]
+
+
 @pytest.mark.parametrize("scene", ["what people do", "what people do, overlapped"])
 def test_it_works_with_what_people_do_around_a_step(seen: Seen, scene: str) -> None:
     assert len({rank[scene]["params"] for rank in seen}) == 1

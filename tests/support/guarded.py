@@ -398,6 +398,7 @@ def scenes(rank: int, folder: str) -> dict[str, Callable[[], dict[str, Any]]]:
         control = partial(play, rank, guarded=False, group=group) if rank in good else dict
         found[f"DDP without {RANKS - len(good)}"] = control
     found["missed update"] = lambda: play(rank, {2: MissedUpdate}, steps=120)
+    found["missed update, watched"] = lambda: play(rank, {2: MissedUpdate}, steps=120, act=False)
     found["what people do"] = lambda: loop(rank, guarded=True)
     found["what people do, overlapped"] = lambda: loop(rank, guarded=True, overlap=True)
     found["what people do, DDP"] = lambda: loop(rank, guarded=False)

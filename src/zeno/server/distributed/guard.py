@@ -69,11 +69,12 @@ class Guard:
 
     By default the all-reduce starts when the weights are known, after the last bucket of backward. With `overlap` each
     bucket is sent while backward goes on, with the weights of the step before; a rank sends zeros in place of a bucket
-    that is not finite, or many times as long as usual. With `act=False` the all-reduce stays what it was, and the
-    ledger only names suspects.
+    that is not finite, or many times as long as usual. With `act=False` training stays what it was, and the ledger only
+    names suspects.
 
-    Every `compare_every` steps (0: never) the ranks compare their parameters. One that differs is named, its gradient
-    is not used, and it gets the parameters of the others. Its optimizer keeps its own state.
+    Every `compare_every` steps (0: never) the ranks compare their parameters. One that differs has failed. Unless
+    `act=False`, it gets the parameters of the others; its optimizer keeps its own state. Its gradient of this step is
+    not used, or has already been sent with `overlap`.
 
     `scale` is what the loss is multiplied by before backward: a number, as for gradients that are accumulated and not
     divided, or the `GradScaler`. With a `folder`, rank 0 writes a record of every step for `zeno suspects`, `zeno
@@ -261,7 +262,7 @@ class Guard:
             for work, buffer, future in now.sent:
                 work.wait()
                 future.set_result(buffer)
-            if drifted:
+            if drifted and self.act:
                 self._replicas.repair()
         if not overflowed:
             self._memory, self._weights = memory, found
@@ -304,7 +305,7 @@ class Guard:
         """On the rank that has the samples, to what it puts into the all-reduce."""
         share, now = float(weights[-1]), self._backward
         if share and self._own is not None:
-            now.own = own_gradient(self._own_halves, weights[-1]) if now.own is None else now.own
+            now.own = own_gradient(self._own_halves, share) if now.own is None else now.own
             for parameter, gradient in gradients.items():
                 start = self._starts[parameter]
                 part = now.own[start : start + gradient.numel()].view_as(gradient)
@@ -378,8 +379,9 @@ class Guard:
     def _warn_of(self, drifted: list[int]) -> None:
         if drifted and self._ranks.rank == 0:
             which = f"rank {drifted[0]}" if len(drifted) == 1 else f"ranks {', '.join(map(str, drifted))}"
+            now = "They are replaced by those of the others." if self.act else "They stay, as act=False."
             warnings.warn(
-                f"At step {self.steps - 1} the parameters of {which} were not those of the others, which it has now.",
+                f"At step {self.steps - 1} the parameters of {which} differ from those of most ranks. {now}",
                 stacklevel=2,
             )
 
