@@ -10,10 +10,9 @@ from typing import Any
 
 import typer
 
-from zeno.cli.catalogue import constant
 from zeno.records import toml
 from zeno.training.execution import ExecutionSettings
-from zeno.training.run import DEFAULT_RULE, PAPER_TRIM, Run, kind_of
+from zeno.training.run import DEFAULT_RULE, Run, kind_of
 
 FILE = typer.Argument(None, help="A TOML file with settings, such as the run.toml of a run folder. Flags override it.")
 OUT = typer.Option(None, "--out", help="Run folder to write; must be new or empty.", show_default="runs/COMMAND-TIME")
@@ -50,14 +49,10 @@ def with_settings(execution: bool = True, **defaults: Any) -> Callable[[Callable
 
 
 def _flags(defaults: Mapping[str, Any], execution: bool) -> dict[str, inspect.Parameter]:
-    zeno = inspect.signature(constant("rules.zeno", "Zeno")).parameters
-    of_the_rule = {  # default, help
-        "trim": (PAPER_TRIM, "Faulty workers to tolerate (b): trim or faulty of the rule and pre-aggregators."),
-        "rho": (zeno["rho"].default, "Weight of Zeno's penalty on the squared norm of a candidate."),
-        "zeno_batch_size": (
-            zeno["batch_size"].default,
-            "Samples of the server per step, for scores (n_r) or gradients.",
-        ),
+    of_the_rule = {
+        "trim": "Faulty workers to tolerate (b): trim or faulty of the rule and pre-aggregators.",
+        "rho": "Weight of Zeno's penalty on the squared norm of a candidate.",
+        "zeno_batch_size": "Samples of the server per step, for scores (n_r) or gradients.",
     }
     defaults = {"rule": DEFAULT_RULE, **defaults}
     flags = {}
@@ -70,8 +65,8 @@ def _flags(defaults: Mapping[str, Any], execution: bool) -> dict[str, inspect.Pa
     for f in (*fields(Run), *(fields(ExecutionSettings) if execution else ())):
         add(f.name, kind_of(f), f.metadata["panel"], f.metadata["help"], f.metadata["default"])
         if f.name == "rule":
-            for name, (default, text) in of_the_rule.items():
-                add(name, str, "Rule", text, default)
+            for name, text in of_the_rule.items():
+                add(name, str, "Rule", text, "the rule's")
     return flags
 
 
