@@ -172,16 +172,26 @@ def test_a_worker_worse_than_others_is_mended_only_while_there_is_something_to_t
 
 
 @pytest.mark.parametrize(
-    ("weight", "others", "suspects"), [(0.0, 0.125, [3]), (0.25, 0.125, []), (0.0, 0.0, [])], ids=str
+    ("weight", "others", "cosine", "suspects"),
+    [
+        (0.0, 0.125, 0.2, [3]),
+        (0.25, 0.125, 0.2, [3]),
+        (0.0, 0.125, 0.05, []),  # with different data, or faulty workers in use
+        (0.25, 0.125, 0.05, []),
+        (0.0, 0.0, 0.2, []),  # the others send zeros
+    ],
+    ids=str,
 )
-def test_a_low_score_is_a_fault_only_if_the_rule_uses_others(weight: float, others: float, suspects: list[int]) -> None:
-    """Worker 3 of 8 always has the lowest score: its data differ, or the others send zeros."""
+def test_a_low_score_is_a_fault_only_if_the_rule_uses_others_that_help(
+    weight: float, others: float, cosine: float, suspects: list[int]
+) -> None:
+    """Worker 3 of 8 always has the lowest score."""
     ledger, rng = Ledger(8), np.random.default_rng(0)
     for step in range(300):
         scores, weights = rng.normal(size=8), [others] * 8
         scores[3], weights[3] = -9.0, weight
         kept = [one > 0 for one in weights]
-        cosines = np.clip(rng.normal(0.05, 0.1, 8), -1, 1).tolist()
+        cosines = np.clip(rng.normal(cosine, 0.1, 8), -1, 1).tolist()
         ledger.add(Record(step, 0.1, kept, scores.tolist(), weights=weights, cosines=cosines))
     assert ledger.suspects == suspects
 

@@ -10,12 +10,11 @@ without faults ever has a suspect with a probability of at most ERROR_RATE.
 2. **Harmful.** If the rule has samples of the server's own, the record has the cosine between each candidate and the
    gradient on these samples. On average it is at least 0 for a worker that helps, and below 0 for one that harms. A
    cosine counts relative to the size that those of this worker usually have, up to twice that, so that a small harm is
-   found as well. Only
-   a worker with very different data may help as a part of a mixture although its own cosine is below 0. So the lowest
-   mean cosine of the workers that the rule uses is allowed to all others.
+   found as well. Only a worker with very different data may help as a part of a mixture although its own cosine is
+   below 0. So the lowest mean cosine of the workers that the rule uses is allowed to all others.
 3. **Worse than others.** A worker is compared with those that the rule trusts, by their scores; see `comparison`. With
-   samples of the server's own, only while the rule uses others; and a worker that it uses only while these have
-   cosines that are clearly above 0: with different data, a low score is no fault.
+   samples of the server's own, only while all others that the rule uses have cosines that are clearly above 0: with
+   different data, or where the rule uses faulty workers, a low score is no fault.
 
 Workers may join. Half of the ERROR_RATE is then for those that were there at the first step, n of them, and half for
 the others: with m workers, 2 * m**2 / (n * ERROR_RATE) makes a suspect. The chances of all good workers, whatever m is
@@ -183,7 +182,7 @@ class Ledger:
             slack = SLACK_OF_SIMILAR if self.similar_data else slack
             judged = there
             if record.cosines is not None and not self.similar_data:
-                judged = there & (~self._used | (lowest >= TELLING)) & bool(self._used.any())
+                judged = there & (lowest >= TELLING)
             self._worse.add(on_a_mean((below - slack) / (1 + slack)), judged)
             who, half_as_bad = self._is(WORSE), np.clip((slack + self._places.level) / 2, 0.0, 0.9)
             yield who, on_a_mean((self._line - below) / (1 - np.minimum(self._line, 0.9))), there & telling
