@@ -252,7 +252,7 @@ except BaseException:
 def test_ctrl_c_while_packages_are_imported_ends_with_one_line(package: str, text: str, tmp_path: Path) -> None:
     (tmp_path / f"{package}.py").write_text(text)
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    command = [sys.executable, "-c", "from zeno.cli import main; main()", "train", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "zeno", "train", "--out", str(tmp_path / "out")]
     process = subprocess.Popen(
         command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -265,7 +265,7 @@ def test_ctrl_c_while_packages_are_imported_ends_with_one_line(package: str, tex
 
 @pytest.mark.parametrize(("name", "folder"), [("train", "out"), ("compare", "out/mean-without-faults")])
 def test_ctrl_c_leaves_a_run_that_can_be_read(name: str, folder: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from zeno.cli.app import main; main()", name]
+    command = [sys.executable, "-m", "zeno", name]
     arguments = ["--workers", "3", "--faulty", "1", "--rule", "mean", "--steps", "1000000"]
     arguments += ["--out", str(tmp_path / "out")]
     process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

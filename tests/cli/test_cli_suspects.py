@@ -127,7 +127,7 @@ def test_train_leaves_a_page_and_a_picture(
 
 
 def zeno_process(*arguments: object) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", "from zeno.cli.app import main; main()", *map(str, arguments)]
+    command = [sys.executable, "-m", "zeno", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -40,7 +40,7 @@ def test_a_package_imports_only_earlier_ones() -> None:
 
 def test_every_module_belongs_to_a_package() -> None:
     assert {path.name for path in ROOT.iterdir() if path.is_dir()} - {"__pycache__"} == set(ORDER)
-    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "_public.py"}
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py", "_public.py"}
 
 
 def test_ray_and_plotting_libraries_have_their_packages() -> None:

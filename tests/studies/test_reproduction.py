@@ -353,7 +353,7 @@ def test_what_is_finished_is_not_trained_again(folder: Path, monkeypatch: pytest
 @pytest.mark.slow
 def test_an_interrupted_reproduction_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
-    arguments = [sys.executable, "-c", "from zeno.cli.app import main; main()", "reproduce", PANEL, "--scale", "smoke"]
+    arguments = [sys.executable, "-m", "zeno", "reproduce", PANEL, "--scale", "smoke"]
     process = subprocess.Popen([*arguments, "--epochs", "4", "--repeats", "1", "--processes", "1", "--out", str(out)])
     try:
         until = time.monotonic() + 120

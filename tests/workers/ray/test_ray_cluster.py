@@ -694,7 +694,7 @@ def test_ctrl_c_stops_the_actors_saves_a_checkpoint_and_says_how_to_go_on(tmp_pa
         "--out",
         str(tmp_path / "run"),
     ]
-    command = [sys.executable, "-c", "from zeno.cli.app import main; main()", "train", *settings]
+    command = [sys.executable, "-m", "zeno", "train", *settings]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
