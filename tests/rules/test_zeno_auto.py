@@ -109,7 +109,10 @@ def reference_weights(
     lost = off(nearest(list(range(m)))) > float(g.square().sum()) + chance
     found = longer(list(range(m)))
     if not lost and found.any() and helps(found, repeated):
-        agree = torch.cat([(reference_apart(means, found[:m]) <= 2 * noise[1]).double(), torch.zeros(3)])
+        alike = reference_apart(means, found[:m]) <= 2 * noise[1]
+        if alike.any():
+            alike &= noise[1] <= 2 * max(float(noise[1][alike].median()), of_own)
+        agree = torch.cat([alike.double(), torch.zeros(3)])
         average = 0.9 * last + 0.1 * found if last.any() else found
         if agree.any() and helps(agree / agree.sum(), repeated):
             return agree / agree.sum(), average
@@ -130,7 +133,7 @@ def reference_doubt(means: Tensor, noise: Tensor, weights: Tensor, variance: flo
     right = (means[:CHOICE].square().sum(dim=1) <= 2 * noise[0]).double()
     if not right.any() or not weights.any():
         return 0.0
-    shares = right * weights / weights.sum() / 2 + right / noise[0] / (right / noise[0]).sum() / 2
+    shares = right * weights / weights.sum() / 2 + right / noise[0] ** 2 / (1 / noise[0] ** 2).sum() / 2
     bias = max(0.0, float(shares @ (reference_apart(means, weights) - noise[1])))
     return bias / (bias + variance)
 
@@ -206,7 +209,8 @@ def doubt(memory: float, of_error: list[float], of_distance: list[float], weight
         (0.5, [0.5, 0.5], [0.25, 0.25], 0.75 / (0.75 + 1 / 12)),
         (0.0, [0.5, 0.5], [1.0, 1.0], 0.0),  # noise explains it
         (0.0, [0.4, 0.4], [0.25, 0.25], 0.0),  # their squared errors of 1 are above 2 * 0.4: both are wrong
-        (0.0, [0.5, 0.4], [0.0, 0.25], 0.75 / (0.75 + 1 / 4)),  # 1 / 2 by weight, 1 by precision: the other is wrong
+        # Worker 1 is wrong and counts as 0. Worker 0 has 1 / 2 by weight, and 4 / (4 + 6.25) by precision.
+        (0.0, [0.5, 0.4], [0.0, 0.25], (73 / 164) / (73 / 164 + 1 / 4)),
     ],
 )
 def test_the_server_has_a_share_while_it_is_not_known_who_is_right(
@@ -217,7 +221,7 @@ def test_the_server_has_a_share_while_it_is_not_known_who_is_right(
 
 def test_who_is_known_more_precisely_counts_more() -> None:
     """Worker 1 has all the weight. Worker 0 is at a squared distance of 4 from it, of which noise explains 3.6."""
-    bias = (1 / 3) / (1 / 3 + 1 / 0.6) * (4 - 3.6) / 2
+    bias = (1 / 3**2) / (1 / 3**2 + 1 / 0.6**2) * (4 - 3.6) / 2
     assert doubt(0.0, [3.0, 0.6], [3.6, 0.0], [0.0, 1.0]) == pytest.approx(bias / (bias + 1 / 4))
 
 
@@ -313,6 +317,61 @@ def test_huge_candidates_do_not_overflow_where_the_noise_of_the_server_is_small(
         assert found.update.isfinite().all()
         assert float(found.weights[3]) == 0
         assert float(found.weights[:3].sum()) > 0.5
+
+
+def with_glitch(glitch: float, few_samples: bool) -> tuple[Tensor, Tensor]:
+    """Weights [t, 4] and shares of the server [t], where the last worker is multiplied by `glitch` at step 5."""
+    few, state = (noise(9999, 2, 0.4) if few_samples else torch.zeros(2, D)), None
+    weights, own = [], []
+    for t in range(300):
+        sent = good(t, 4, 0.5)
+        sent[3] *= glitch if t == 5 else 1
+        halves = TRUTH + few + noise(10_000 + t, 2, 0.3 if few_samples else 0.5)
+        found = zeno.ZenoAuto()(sent, FakeOracle(gradient=halves.mean(0), halves=halves), state)
+        state = found.state
+        weights.append(found.weights)
+        own.append(found.own)
+    return torch.stack(weights), torch.tensor(own)
+
+
+@pytest.mark.parametrize("few_samples", [False, True])
+@pytest.mark.parametrize("glitch", [-10.0, -50.0, 1e3, 1e20, 1e38])
+def test_a_single_wrong_candidate_costs_the_others_nothing(glitch: float, few_samples: bool) -> None:
+    """As of a card with a flipped bit. The worker itself is trusted again when its mean error is as before."""
+    weights, own = with_glitch(glitch, few_samples)
+    expected, without = with_glitch(1.0, few_samples)
+    assert float(weights[5, 3]) == 0
+    assert float((own - without)[5:].max()) < 0.2
+    assert float((own - without)[5:].mean()) < 0.03
+    assert float((weights - expected)[10:, :3].mean(dim=0).min()) > -0.03
+    trusted_again = 10 if glitch > 0 else 250  # longer than that is no candidate, and not remembered
+    assert float((weights - expected)[trusted_again:, 3].mean().abs()) < 0.02
+
+
+@pytest.mark.parametrize("different", [0.0, 2.0])
+def test_an_erratic_worker_does_not_make_the_server_train_alone(different: float) -> None:
+    """What it sends at a few steps, and at none: good workers may each be known to be wrong, and it is not."""
+    parts = noise(98, 5, different)
+    own = []
+    for erratic in (True, False):
+        state, shares = None, []
+        for t in range(150):
+            sent = good(t, 5, 0.5) + parts - parts.mean(dim=0)
+            last = good(500 + t) + (20 * noise(600 + t) if t % 30 == 0 else 0) if erratic else good(t) * math.nan
+            halves = TRUTH + noise(10_000 + t, 2, 0.5)
+            candidates = torch.cat([sent, last])
+            found = zeno.ZenoAuto()(candidates, FakeOracle(gradient=halves.mean(0), halves=halves), state)
+            state = found.state
+            shares.append(found.own)
+        own.append(sum(shares[20:]) / len(shares[20:]))
+    assert own[0] < own[1] + 0.05
+
+
+def test_a_worker_without_a_past_is_not_used_at_a_step_without_gradients_of_the_server() -> None:
+    before = train([good(t, 4) for t in range(20)])[-1]
+    sent = torch.cat([good(20, 4), 1e20 * good(21)])
+    found = zeno.ZenoAuto()(sent, FakeOracle(gradient=torch.zeros(D), halves=torch.zeros(2, D)), before.state)
+    assert found.weights.tolist() == pytest.approx([*before.weights.tolist(), 0.0], abs=0.05)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
@@ -453,7 +512,7 @@ def test_the_memory_is_sketches_of_the_workers_and_three_more() -> None:
     state = zeno.ZenoAuto(sketch=k)(rows, FakeOracle(gradient=torch.randn(d)), None).state
     assert isinstance(state, dict)
     numbers = sum(value.numel() for value in state.values() if isinstance(value, Tensor))
-    assert numbers == (m + 3) * k + 4 * (m + 3) + 2
+    assert numbers == (m + 3) * k + 4 * (m + 3) + 3
 
 
 def test_the_signs_are_the_servers_secret() -> None:

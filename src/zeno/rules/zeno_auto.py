@@ -47,6 +47,7 @@ CHANCE = 2.0  # times what noise explains: a larger squared distance is no chanc
 REPEATED = 4.0  # times the share of the server's noise that repeats: so much may the nearest mixture fit it
 LEAST = 0.02  # of an equal weight: what is below belongs to large errors, and risks more than it adds
 SHORT = 1e-3  # of the length of the server's gradient: shorter candidates and noise count as this long, or as nothing
+LONGEST = 100.0  # times what is usual: a longer candidate is a defect of this step, as NaN is
 
 CHOICE, OWN, ZERO = -3, -2, -1  # the columns after the workers
 WORKERS = slice(None, CHOICE)
@@ -109,30 +110,38 @@ class Comparison:
     memory: "Memory"  # with the errors of this step, and the weights of the last
     decay: float
     usable: Tensor  # [m]
-    sketches: Tensor  # [m, k] in units of the server's noise, 0 where unusable
+    sketches: Tensor  # [m, k] in units of the server's noise, 0 where not finite
     choice: Tensor  # [m + 1] FLTrust's weights of the workers and of o: factors, that need not sum to 1
-    shortened: Tensor  # [m] to what part of their length candidates were cut; 1 unless they are huge
     halves: Tensor  # [2, k] in the same units
     products: Tensor  # [m + 3, m + 3] of the errors of this step
 
     @classmethod
     def of(cls, memory: "Memory", decay: float, sketches: Tensor, halves: Tensor) -> "Comparison":
-        """Compares the candidates by their sketches [m, k]; a row that is not finite is an unusable candidate."""
-        lengths, unit = sketches.square().sum(dim=1).sqrt(), _unit(halves)
-        usable = lengths <= LARGEST
-        shortened = torch.where(usable, (memory.largest * unit / lengths).clamp(max=1), 0)
-        sketches, halves = torch.where(usable[:, None], sketches * (shortened / unit)[:, None], 0), halves / unit
+        """Compares the candidates by their sketches [m, k].
+
+        Candidates that are not finite, or far longer than usual, are unusable.
+        """
+        says_nothing = not bool(halves.any())
+        if not says_nothing:
+            memory = replace(memory, unit=_unit(halves))
+        sketches, halves = sketches / memory.unit, halves / memory.unit
+        lengths = sketches.square().sum(dim=1).sqrt()
+        usual = torch.maximum(halves.square().sum(dim=1).max().sqrt(), memory.usual(decay)[WORKERS])
+        longest = LONGEST * usual if bool(usual.any()) else LARGEST  # nothing is known yet
+        usable = lengths <= longest  # False for NaN
+        sketches = torch.where(lengths.isfinite()[:, None], sketches, 0)
         o, g = halves
-        choice = _choice(torch.cat([sketches, o[None]]))
-        of_choice = choice[:-1] @ sketches + choice[-1] * o
-        errors = torch.cat([sketches, torch.stack([of_choice, o, 0 * o])]) - g
+        workers = torch.where(usable[:, None], sketches, 0)
+        choice = _choice(torch.cat([workers, o[None]]))
+        of_choice = choice[:-1] @ workers + choice[-1] * o
+        errors = torch.cat([workers, torch.stack([of_choice, o, 0 * o])]) - g
         there = torch.cat([usable, usable.new_ones(3)])
         products = torch.where(there[:, None] & there, errors @ errors.T, 0)
-        if bool(halves.any()):
-            memory = memory.after(decay, there, errors, products)
-        else:  # the server's gradients say nothing at this step: only the memory judges
+        if says_nothing:  # only the memory judges
             products = torch.zeros_like(products)
-        return cls(memory, decay, usable, sketches, choice, shortened, halves, products)
+        else:
+            memory = memory.after(decay, there, errors, products)
+        return cls(memory, decay, usable, sketches, choice, halves, products)
 
     @property
     def scores(self) -> Tensor:
@@ -152,7 +161,7 @@ class Comparison:
         w, memory = self._mixture(means, noise, workers)
         s = self._doubt(means, noise, workers, w[WORKERS])
         w = (1 - s) * w
-        of_workers = (w[WORKERS] + w[CHOICE] * self.choice[:-1]) * self.shortened
+        of_workers = w[WORKERS] + w[CHOICE] * self.choice[:-1]
         of_server = w[OWN] + w[CHOICE] * self.choice[-1] + s
         return torch.cat([of_workers, of_server[None]]), memory
 
@@ -203,24 +212,30 @@ class Comparison:
         used = _cleaned(torch.where(there, found, 0))
         return found, used * (weights.sum() / used.sum())
 
-    def _even(self, means: Tensor, noise: Tensor, workers: Tensor, weights: Tensor) -> Tensor:
-        """Equal weights for the workers that agree with these weights up to noise; all 0 if there are none."""
-        agree = workers.clone()
-        agree[WORKERS] &= _apart(means, weights[WORKERS]) <= CHANCE * noise[WORKERS, 1]
+    def _even(self, means: Tensor, noise: Tensor, there: Tensor, weights: Tensor) -> Tensor:
+        """Equal weights for the workers that agree with these weights up to noise; all 0 if there are none.
+
+        A worker that is erratic agrees with everybody. Its noise would only harm.
+        """
+        agree, of_distance = there.clone(), noise[WORKERS, 1]
+        agree[WORKERS] &= _apart(means, weights[WORKERS]) <= CHANCE * of_distance
+        if bool(agree.any()):
+            agree[WORKERS] &= of_distance <= CHANCE * torch.maximum(of_distance[agree[WORKERS]].median(), noise[OWN, 0])
         return agree.double() / agree.sum().clamp(min=1)
 
     def _doubt(self, means: Tensor, noise: Tensor, workers: Tensor, weights: Tensor) -> float:
         """s: the share of the own gradient for want of knowledge who is right, from the weights [m] of the workers.
 
-        P is a mean of the squared distances between the mixture of the workers and those that may be right by
-        themselves, beyond what noise explains: half by their weights, half by how precisely they are known.
+        P is a mean over the workers, half by their weights, half by how precisely it is known of each: of the squared
+        distance between a worker and their mixture beyond what noise explains, or of 0 if it is known to be wrong.
         """
         of_error, of_distance = noise[WORKERS].T  # what noise explains of each
         right = workers & (means.diagonal()[WORKERS] <= CHANCE * of_error)
         if not bool(weights.any()) or not bool(right.any()):
             return 0.0
-        precision = torch.where(right, 1 / of_error.clamp(min=1e-300), 0)
-        shares = torch.where(right, weights / weights.sum(), 0) + precision / precision.sum()
+        # The standard error of such a squared distance grows with the noise that it contains.
+        precision = torch.where(workers, 1 / of_error.clamp(min=1e-100).square(), 0)
+        shares = torch.where(right, weights / weights.sum() + precision / precision.sum(), 0)
         bias = max(0.0, float(shares @ (_apart(means, weights) - of_distance)) / 2)  # P
         # V: of a decayed mean of gradients on both halves, each of which has the variance 1 / 2, as |o - g| is 1.
         variance = (1 - self.decay) / (1 + self.decay) / 4
@@ -275,8 +290,7 @@ def _apart(products: Tensor, weights: Tensor) -> Tensor:
 
 def _unit(halves: Tensor) -> Tensor:
     """The distance between the server's two gradients [2, k]; of equal ones, a small part of their length."""
-    noise = torch.maximum((halves[0] - halves[1]).norm(), SHORT * halves.norm())
-    return torch.where(noise > 0, noise, 1)
+    return torch.maximum((halves[0] - halves[1]).norm(), SHORT * halves.norm())
 
 
 def _choice(columns: Tensor) -> Tensor:
@@ -302,13 +316,15 @@ class Memory:
     squares: Tensor  # [m + 3, 2] decayed sums of squares at single steps: of the error, of the way to the mixture
     weights: Tensor  # [m + 3] averaged over the last steps
     overlap: Tensor  # [2] decayed sums: the squared cosine of o - g with its mean before, and 1
+    unit: Tensor  # the noise of the server at the last step at which its gradients were not 0
 
     @classmethod
     def new(cls, m: int, k: int, seed: int, like: Tensor) -> "Memory":
         """Of no step, for m workers; on the device of `like`."""
         counts = like.new_zeros(m + 3, dtype=torch.float64)
         errors = like.new_zeros(m + 3, k, dtype=working_dtype(like.dtype))
-        return cls(seed, counts, errors, counts.new_zeros(m + 3, 2), counts.clone(), counts.new_zeros(2))
+        of_two = counts.new_zeros(m + 3, 2)
+        return cls(seed, counts, errors, of_two, counts.clone(), counts.new_zeros(2), counts.new_ones(()))
 
     @classmethod
     def of(cls, state: Any, candidates: Tensor, halves: Tensor, k: int) -> "Memory":
@@ -334,11 +350,6 @@ class Memory:
         if isinstance(state, dict) and set(state) == {one.name for one in fields(cls)}:
             return state
         raise ValueError("The state of ZenoAuto is that of another version of zeno. Start without a state.")
-
-    @property
-    def largest(self) -> float:
-        """The length of errors up to which nothing overflows. Longer ones count as if they had this length."""
-        return min(LARGEST, 1e-4 * torch.finfo(self.errors.dtype).max)
 
     def sketch(self, rows: Tensor) -> Tensor:
         """The sketches of rows [n, d] -> [n, k] in float64."""
@@ -376,6 +387,11 @@ class Memory:
     def noise(self) -> Tensor:
         """[m + 3, 2] what noise explains of the squared mean error, and of the squared distance from the mixture."""
         return self.squares / self.counts.clamp(min=1).square()[:, None]
+
+    def usual(self, decay: float) -> Tensor:
+        """[m + 3] the root of the mean squared error at single steps, at most 1 / SHORT; 0 of no step."""
+        weight = self.counts * (2 - (1 - decay) * self.counts) / (1 + decay)  # of the sum: its decay is that squared
+        return torch.where(weight > 0, self.squares[:, 0] / weight, 0).sqrt().clamp(max=1 / SHORT)
 
     @property
     def repeated(self) -> float:
