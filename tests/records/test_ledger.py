@@ -149,19 +149,24 @@ def test_more_faulty_workers_than_the_rule_expects_are_suspect() -> None:
     assert simulated(with_faulty(range(12)), 20, 300, seed=2, keep=16).suspects == list(range(12))
 
 
-def test_a_fault_that_begins_late_is_found_and_one_that_ends_is_mended() -> None:
-    ledger = Ledger(20)
+@pytest.mark.parametrize("samples", [True, False])
+def test_a_fault_that_begins_late_is_found_and_one_that_ends_is_mended(samples: bool) -> None:
+    """Without samples on the server it stays suspect: the differences may have ended because training converged."""
+    ledger, cosines = Ledger(20), [0.5] * 20 if samples else None
     rng, scores = np.random.default_rng(3), with_faulty([5], begin=1000, end=1300)
     seen = {}
     for step in range(2000):
         drawn = scores(rng, step)
-        ledger.add(record(step, drawn.tolist(), (drawn > np.sort(drawn)[3]).tolist()))
+        ledger.add(record(step, drawn.tolist(), (drawn > np.sort(drawn)[3]).tolist(), cosines=cosines))
         seen[step] = (ledger.rows[5].verdict, ledger.suspects) if step % 50 == 49 else None
     assert seen[999] == ("", [])
     assert seen[1299] == ("suspect", [5])
-    assert ledger.rows[5].verdict == "mended"
-    assert 1300 < (ledger.rows[5].since or 0) < 1700
-    assert ledger.suspects == []
+    if samples:
+        assert ledger.rows[5].verdict == "mended"
+        assert 1300 < (ledger.rows[5].since or 0) < 1700
+        assert str(ledger) == "No worker is suspect. Suspect before, and mended: 5."
+    else:
+        assert ledger.suspects == [5]
 
 
 def test_faults_that_move_at_every_step_make_no_worker_suspect() -> None:
@@ -243,24 +248,33 @@ def test_suspects_in_words() -> None:
     ledger._suspect[[5, 11]] = True
     assert str(ledger) == "3 of 60 workers are suspect: 3, 5 and 11."
     ledger._suspect[:31] = True
-    assert "17, 18 and 12 more. That is the majority" in str(ledger)
+    assert "17, 18 and 12 more. That is the majority: either they are faulty, or the rule trusts the" in str(ledger)
+    ledger._suspect[:] = True
+    assert str(ledger).endswith("That is the majority: either they are faulty, or the model has diverged.")
 
 
-def with_quarantine(scores: Scores, steps: int, most: int = 4) -> tuple[Ledger, list[list[int]]]:
-    """The ledger, and the workers in quarantine at each step."""
+def with_quarantine(
+    scores: Scores, steps: int, most: int = 4, left: int | None = None
+) -> tuple[Ledger, list[list[int]]]:
+    """The ledger, and the workers in quarantine at each step. All suspects have left at step `left`."""
     rng, ledger, rested = np.random.default_rng(8), Ledger(12), []
     for step in range(steps):
         resting = ledger.resting(step, most)
+        rested.append(resting)
+        resting = ledger.suspects if left is not None and step >= left else resting
         drawn = scores(rng, step)
         drawn[resting] = -math.inf
         kept = np.zeros(12, dtype=bool)
         kept[np.argsort(-drawn)[:8]] = True
         ledger.add(
             record(
-                step, [None if i in resting else float(drawn[i]) for i in range(12)], kept.tolist(), quarantined=resting
+                step,
+                [None if i in resting else float(drawn[i]) for i in range(12)],
+                kept.tolist(),
+                quarantined=resting,
+                cosines=[None if i in resting else 0.5 for i in range(12)],
             )
         )
-        rested.append(resting)
     return ledger, rested
 
 
@@ -278,6 +292,15 @@ def test_a_worker_that_is_mended_meanwhile_does_not_rest_again() -> None:
     first = rested.index([2])
     assert rested[first:] == [[2]] * REST + [[]] * (600 - first - REST)
     assert ledger.rows[2].verdict == "mended"
+
+
+def test_a_suspect_that_left_has_no_place_in_quarantine() -> None:
+    ledger, rested = with_quarantine(with_faulty([2], by=6.0, workers=12), 600, left=60)
+    first = (ledger.rows[2].since or 0) + 1
+    assert rested[first:] == [[2]] * REST + [[]] * (600 - first - REST)
+    assert ledger.suspects == [2]
+    assert ledger.num_here == 11
+    assert not ledger.rows[2].left_out
 
 
 def test_at_most_so_many_suspects_rest_and_the_oldest_verdicts_come_first() -> None:

@@ -86,6 +86,13 @@ def test_what_was_logged_survives_a_resume(tmp_path: Path) -> None:
     assert [record.accuracy for record in read(tmp_path)] == pytest.approx([0.0, 0.1, 0.2, 0.4])
 
 
+def test_nothing_to_log_is_a_mistake() -> None:
+    model, server = make()
+    server.step(sent_by(model, 5, 0, 0))
+    with pytest.raises(ValueError, match="a loss, an accuracy, or both. Found neither"):
+        server.log()
+
+
 @pytest.mark.parametrize("accuracy", [93.1, -0.1, float("nan")])
 def test_an_accuracy_is_a_share(accuracy: float) -> None:
     model, server = make()

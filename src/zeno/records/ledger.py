@@ -22,8 +22,8 @@ when their evidence is highest, sum to at most n * 1 / (2 * n) + sum_{m > n} n /
 
 A suspect is mended by evidence of health: a bet that it fails at most half as often, that its cosine is above 0, or
 that it is less far below others, has won in the same way. That training has converged, so that nothing can be told,
-mends nobody: there is no bet on scores while the workers in use have cosines of about 0. Only without samples of the
-server's own this cannot be known.
+mends nobody: there is no bet on scores while the workers in use have cosines of about 0. Without samples of the
+server's own, nothing tells health from convergence, so a worker that is worse than others stays suspect.
 """
 
 import math
@@ -52,6 +52,7 @@ NEAR = 0.05  # by which the mean cosine of a good worker may be below that of al
 USED = 0.5  # of an equal weight: what is below may shorten a mixture, and be wrong
 ENOUGH, HARDLY = 5, 0.1  # updates that a worker should be in by its share, and the part of them that is hardly any
 REST, TRIAL = 100, 50  # steps in quarantine, doubled each time, and steps of the trial after it
+AWAY = 5  # times the number of workers: steps without being asked, of a worker that has left; at least TRIAL
 MOST_NAMED = 20  # workers in a sentence
 
 
@@ -89,6 +90,7 @@ class Ledger:
         self._mended = Bets(workers)
         self._most = np.ones(workers)  # evidence, the highest so far
         self._used = np.zeros(workers, dtype=bool)  # whether the rule used it when it was last asked
+        self._asked = np.full(workers, -1)  # the last step at which it was asked
         self._suspect = np.zeros(workers, dtype=bool)
         self._reason = np.zeros(workers, dtype=int)  # of the verdict, in REASONS
         self._since = np.full(workers, -1)
@@ -142,6 +144,7 @@ class Ledger:
         self._machines = {**self._machines, **unsuspected}
         asked, failed, too_large = np.ones(self.workers, dtype=bool), *np.zeros((2, self.workers), dtype=bool)
         asked[record.quarantined] = False
+        self._asked[asked] = record.step
         failed[list(record.errors)] = True
         if record.lengths is not None:
             too_large = (_values(record.lengths) > LONGEST) & asked & ~failed  # False for NaN
@@ -163,13 +166,13 @@ class Ledger:
 
     def _compare(self, record: Record, there: Mask) -> Iterator[tuple[Mask, Values, Mask]]:
         """Bets on harm; yields who may be mended by the same measure, the factors for that, and who has it."""
-        telling, lowest = True, np.zeros(self.workers)
+        telling, lowest = False, np.zeros(self.workers)
         if record.cosines is not None:
             cosines = _values(record.cosines)
             known = there & ~np.isnan(cosines)
             cosines = np.where(known, cosines, 0.0)
             most = np.clip(WITHIN * self._cosines.size, TELLING, 1.0)
-            lowest, mean = self._cosines.add(cosines, known, self._used & ~self._suspect)
+            lowest, mean = self._cosines.add(cosines, known, self._used & ~self._suspect & self._here)
             telling = mean >= TELLING
             if not self.similar_data:
                 allowed = np.where(lowest < 0, NEAR - lowest, 0.0)
@@ -224,20 +227,46 @@ class Ledger:
     def _is(self, *reasons: str) -> Mask:
         return self._suspect & np.isin(self._reason, [REASONS.index(reason) for reason in reasons])
 
+    @property
+    def _here(self) -> Mask:
+        """[m] who was asked lately: with names, workers leave; some are asked at a few steps only."""
+        here: Mask = self._asked >= self._asked.max(initial=0) - self._away
+        return here
+
+    @property
+    def num_here(self) -> int:
+        """How many workers take part: without those that left."""
+        return int((self._here | self._rests).sum())
+
+    @property
+    def _rests(self) -> Mask:
+        """[m] the suspects whose rest began while they took part, not after a trial without them."""
+        rests: Mask = self._suspect & (self._back - self._rest <= self._asked + self._away)
+        return rests
+
+    @property
+    def _away(self) -> int:
+        """The steps without being asked after which a worker has left, unless it rests."""
+        return max(TRIAL, AWAY * self.workers)
+
     def __str__(self) -> str:
-        """The suspects in a sentence or two, and who is left out without a verdict."""
+        """The suspects in a sentence or two, who is left out without a verdict, and who is mended."""
         if not self.steps:
             return "There is no step yet."
         rows = self.rows
         who = [row.label for row in rows if row.verdict == "suspect"]
         left_out = [row.label for row in rows if row.left_out and row.verdict != "suspect"]
+        mended = [row.label for row in rows if row.verdict == "mended"]
         text = "No worker is suspect."
         if who:
             text = f"{len(who)} of {self.workers} workers {'is' if len(who) == 1 else 'are'} suspect: {_listed(who)}."
         if 2 * len(who) > self.workers:
-            text += " That is the majority: either they are faulty, or the others are and the rule trusts them."
+            others = " the rule trusts the wrong workers, or" if len(who) < self.workers else ""
+            text += f" That is the majority: either they are faulty, or{others} the model has diverged."
         if left_out:
             text += f" Left out of nearly all updates lately, without proof of a fault: {_listed(left_out)}."
+        if mended:
+            text += f" Suspect before, and mended: {_listed(mended)}."
         return text
 
     @property
@@ -255,6 +284,7 @@ class Ledger:
         tally = self._tally
         recently_counted, recently_dropped, recently_expected = tally.recent()
         machines = self._machines if len(set(self._machines.values())) > 1 else {}
+        here = self._here
         return [
             Row(
                 worker=i,
@@ -268,7 +298,8 @@ class Ledger:
                 dropped=_ratio(tally.dropped[i], tally.counted[i]),
                 recently=_ratio(recently_dropped[i], recently_counted[i]),
                 left_out=bool(
-                    recently_expected[i] >= ENOUGH
+                    here[i]
+                    and recently_expected[i] >= ENOUGH
                     and recently_counted[i] - recently_dropped[i] <= HARDLY * recently_expected[i]
                 ),
                 rank=_ratio(tally.ranks[i], tally.ranked[i]),
@@ -287,7 +318,7 @@ class Ledger:
 
         A suspect rests, is tried for some steps, and rests for twice as long unless it has improved.
         """
-        found = [worker for worker in self.suspects if step < self._back[worker]]
+        found = np.flatnonzero(self._rests & (step < self._back)).tolist()
         return sorted(sorted(found, key=lambda worker: self._since[worker])[:most])
 
 

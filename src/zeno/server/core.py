@@ -189,7 +189,7 @@ class Step:
     def _number_workers(self, members: Members) -> None:
         """From the order of those that are there to the numbers of all workers."""
         self.errors = {members.there[worker]: error for worker, error in self.errors.items()}
-        self.unasked = members.absent
+        self.unasked = sorted([*(members.there[worker] for worker in self.unasked), *members.absent])
         if self.aggregate is not None:
             self.aggregate = members.in_terms_of_everyone(self.core.rule, self.aggregate, self.core.state)
 

@@ -67,7 +67,8 @@ def members(found: Mapping[str, object], names: Sequence[str], parameters: Colle
             "A Server needs gradients by the name of the worker, or as a list. Found a mapping by the names of "
             f"parameters, such as {there[0]!r}. Pass it as the entry of its worker."
         )
-    joined = [name for name in there if name not in set(names)]
+    known = set(names)
+    joined = [name for name in there if name not in known]
     everyone = [*names, *joined]
     numbers = {name: number for number, name in enumerate(everyone)}
     return Members([numbers[name] for name in there], everyone, joined)

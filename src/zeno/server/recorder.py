@@ -54,11 +54,13 @@ class Recorder:
             written = ledger_of(earlier or (), workers or 0, self.failure_rate, self.similar_data)
             if self.ledger is None or steps == 0:
                 self.ledger = written
-            elif self.folder is not None and _counts(written) != _counts(self.ledger):
-                raise ValueError(
-                    f"The records in {self.folder} are not those of the {steps} steps that this Server continues "
-                    "after. Pass the folder they were written to, or create a Server that starts anew."
-                )
+            elif self.folder is not None:
+                if _counts(written) != _counts(self.ledger):
+                    raise ValueError(
+                        f"The records in {self.folder} are not those of the {steps} steps that this Server continues "
+                        "after. Pass the folder they were written to, or create a Server that starts anew."
+                    )
+                self.ledger = written  # with another failure rate, verdicts differ from those before
             self._journal = Journal(self.folder, settings, earlier, keep=False)
             self._workers = workers
 
@@ -93,6 +95,8 @@ class Recorder:
         """The next steps follow others than those that were written: those of this ledger."""
         self.pass_on()
         self._close_journal()
+        if ledger is not None:
+            ledger.failure_rate = self.failure_rate
         self.ledger = ledger
 
     def close(self) -> None:

@@ -111,8 +111,8 @@ class Server:
         check_optimizer(self.model, self.optimizer)
         self._recorder.pass_on()
         resting = self.resting
-        if isinstance(gradients, Mapping):  # unless nobody else is there
-            gradients = {name: entry for name, entry in gradients.items() if name not in resting} or gradients
+        if isinstance(gradients, Mapping):  # who rests is still one of the workers that the rule counts
+            gradients = {**gradients, **{name: None for name in resting if name not in gradients}}
         there = self._members(gradients)
         gradients = as_entries(list(gradients.values()) if isinstance(gradients, Mapping) else gradients)
         workers = num_workers(gradients, self.workers if there is None else len(there.there), self.problem.size)
@@ -124,7 +124,8 @@ class Server:
             step = Step(self.core, self.steps, workers, x, self._lr, streaming, there)
             step.lr = max(self._rates)
             with step.clock("gradients"):
-                self._receive(step, gradients, set() if there is not None else {int(worker) for worker in resting})
+                names = range(workers) if there is None else [there.names[worker] for worker in there.there]
+                self._receive(step, gradients, {i for i, name in enumerate(names) if str(name) in resting})
             aggregate = step.run_rule()
             if aggregate is not None:
                 self.core.statistics.draw(self.steps + 1)  # whatever can fail does so before the step
@@ -146,6 +147,8 @@ class Server:
         """
         if self.record is None:
             raise ValueError("A Server logs what was measured after a step. Found none yet. Call step first.")
+        if loss is None and accuracy is None:
+            raise ValueError("A Server logs a loss, an accuracy, or both. Found neither. Pass loss= or accuracy=.")
         if accuracy is not None and not 0 <= accuracy <= 1:
             raise ValueError(f"A Server logs the accuracy as a number from 0 to 1. Found {float(accuracy)}.")
         record = self.record
@@ -163,7 +166,7 @@ class Server:
         ledger = self._recorder.ledger
         if ledger is None or not self._quarantine:
             return []
-        return [ledger.names[worker] for worker in ledger.resting(self.steps, most_resting(self.rule, ledger.workers))]
+        return [ledger.names[worker] for worker in ledger.resting(self.steps, most_resting(self.rule, ledger.num_here))]
 
     @property
     def ledger(self) -> Ledger:
@@ -187,7 +190,8 @@ class Server:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from what `state_dict` returned; load the states of the model and the optimizer first.
 
-        A server with a folder needs the records of the same steps there.
+        A server with a folder needs the records of the same steps there. If `failure_rate` was another one, the new
+        one applies from here on; with a folder, also to the steps before.
         """
         own = identity(self.rule)
         if state["of"] != own:
@@ -222,14 +226,18 @@ class Server:
         return there
 
     def _receive(self, step: Step, gradients: Iterable[object], resting: set[int]) -> None:
-        """Receives the entries; those of workers at rest only if the rule has too few without them."""
+        """Receives the entries; those of workers at rest only if the rule has too few without them.
+
+        Who rests need not send anything: then None is no fault.
+        """
         asked = set(range(step.workers)) - resting
         step.receive(self._replies(gradients, step.workers), asked)
         need = max(1, step.workers - self.rule.most_faulty(step.workers))
         if resting and len(asked) - len(step.errors) < need and isinstance(gradients, Tensor | list | tuple):
-            step.receive(self._replies(gradients, step.workers), resting)
-        else:
-            step.unasked = sorted(resting)
+            tried = {worker for worker in resting if gradients[worker] is not None}
+            step.receive(self._replies(gradients, step.workers), tried)
+            resting = resting - tried
+        step.unasked = sorted(resting)
 
     def _replies(self, gradients: Iterable[object], workers: int) -> Iterator[Reply]:
         """Each worker's entry as a reply with a flat vector [d]."""
