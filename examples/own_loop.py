@@ -10,7 +10,7 @@ the workers, the optimizer) stays the same.
 Output (300 steps; 14 s of one core):
 
     12 of 20 workers are suspect: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 11. That is the majority: either they are faulty,
-    or the others are and the rule trusts them.
+    or the rule trusts the wrong workers, or the model has diverged.
     accuracy without Zeno 1.7%, with Zeno 93.1%
 """
 

@@ -89,7 +89,7 @@ def test_what_was_logged_survives_a_resume(tmp_path: Path) -> None:
 def test_nothing_to_log_is_a_mistake() -> None:
     model, server = make()
     server.step(sent_by(model, 5, 0, 0))
-    with pytest.raises(ValueError, match="a loss, an accuracy, or both. Found neither"):
+    with pytest.raises(ValueError, match=r"a loss, an accuracy, or both\. Found neither"):
         server.log()
 
 
