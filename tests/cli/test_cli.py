@@ -236,6 +236,22 @@ def test_more_faulty_workers_than_the_rule_tolerates_are_noted(
     assert "2 workers are faulty, zeno(trim=1) tolerates 1" in capsys.readouterr().err
 
 
+def test_skipped_steps_are_counted_below_the_table_with_the_last_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = [*SMALL, "--fault", "crash", "--faulty", 2]
+    assert run(monkeypatch, "train", *flags, "--rule", "zeno(trim=1)", "--out", tmp_path / "run") == 0
+    says = "4 of 4 steps were skipped. The last: Zeno(trim=1, rho=0.0005, batch_size=4, score='exact') needs 4 usable"
+    assert f"\n{says}" in capsys.readouterr().out
+    assert run(monkeypatch, "suspects", tmp_path / "run") == 0
+    assert f"\n{says}" in capsys.readouterr().out
+    rules = ["--rule", "zeno(trim=1)", "--rule", "mean"]
+    assert run(monkeypatch, "compare", *flags, *rules, "--out", tmp_path / "compare") == 0
+    shown = capsys.readouterr().out
+    assert "\nzeno(trim=1, batch_size=64): 4 of 4 steps were skipped. The last: Zeno(" in shown
+    assert shown.count("were skipped") == 1, "steps of the others were not"
+
+
 SLOW = "import time\nprint('importing', flush=True)\ntime.sleep(60)\n"
 # As torch and numpy can, whose compiled parts ignore or replace an exception.
 DEAF = """

@@ -1,6 +1,7 @@
 """Tables at the width of a usual terminal, and figures with long names."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.table import Table
 from support.made_runs import made, run_of
 from zeno.records.ledger import ledger_of
 from zeno.report import figures
-from zeno.report.tables import ledger_table, run_table, short_names
+from zeno.report.tables import ledger_table, run_table, short_names, skipped_text
 
 LONG = "bucketing(size=3)+nnm(faulty=9)+centered_clipping(radius=3.0, iterations=4)"
 
@@ -30,6 +31,14 @@ def test_the_numbers_of_a_run_are_whole_beside_a_long_name() -> None:
     folded = "".join(line.strip() for line in text.splitlines() if "%" not in line or "bucketing" in line)
     assert "centered_clipping(radius=3.0," in folded
     assert "iterations=4)" in folded
+
+
+def test_skipped_steps_are_counted_and_the_reason_cannot_write_to_the_terminal() -> None:
+    records = made()
+    assert skipped_text(run_of(records)) == "1 of 80 steps was skipped. The last: nobody answered"
+    records[31] = replace(records[31], skipped="no\x1b[2J\nuse")
+    assert skipped_text(run_of(records)) == "2 of 80 steps were skipped. The last: no [2J use"
+    assert skipped_text(run_of(records[:30])) == ""
 
 
 def test_the_ledger_is_readable_with_every_column() -> None:

@@ -32,7 +32,7 @@ def suspects(
 
     At most 1 % of runs without faults ever name a suspect, if all workers have the same kind of data.
     """
-    from zeno.report.tables import ledger_table
+    from zeno.report.tables import ledger_table, skipped_text
 
     found = _read(run)
     if as_json:
@@ -58,6 +58,8 @@ def suspects(
             table = ledger_table(view.ledger)
             table.title = Text(f"{view.name}, {view.ledger.steps} steps") if len(found) > 1 else None
             out.print(table)
+            if skipped := skipped_text(view):
+                out.print(skipped, soft_wrap=True)
             out.print(str(view.ledger), soft_wrap=True)
     if fail_on_suspect and any(view.ledger.suspects for view in found.values()):
         raise typer.Exit(EXIT_SUSPECT)

@@ -53,6 +53,9 @@ def show_runs(jobs: Sequence[Job], folder: Path, as_json: bool) -> bool:
     table = tables.run_table(list(views.values()))
     table.title = title
     out.print(table)
+    for view in begun:
+        if skipped := tables.skipped_text(view):
+            out.print(skipped if len(begun) == 1 else f"{view.name}: {skipped}", soft_wrap=True)
     if len(begun) == 1:
         out.print(str(begun[0].ledger), soft_wrap=True)
     print(f"records, models and curves.png are in {folder}")

@@ -37,6 +37,16 @@ def run_table(runs: Sequence[RunView]) -> Table:
     return result
 
 
+def skipped_text(run: RunView) -> str:
+    """How many steps made no update, and why the last of them did not; empty if there are none."""
+    reasons = [record.skipped for record in run.records if record.skipped is not None]
+    if not reasons:
+        return ""
+    last = "".join(letter if letter.isprintable() else " " for letter in reasons[-1])
+    verb = "was" if len(reasons) == 1 else "were"
+    return f"{len(reasons)} of {len(run.records)} steps {verb} skipped. The last: {last}"
+
+
 def ledger_table(ledger: Ledger) -> Table:
     """One line per worker: the suspects first, then the others, by the evidence against them.
 
