@@ -104,6 +104,23 @@ def test_every_setting_of_a_run_has_a_flag(monkeypatch: pytest.MonkeyPatch, caps
             assert f"--{name.replace('_', '-')} " in shown
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train", "A TOML file with settings, such as the run.toml of a run folder."),
+        ("suspects", "Run folders. The folder of a comparison stands for all of its runs."),
+        ("data", "Data set: cifar10, mnist."),
+        ("reproduce", "Figures of the paper, such as label_flip"),
+    ],
+)
+def test_help_says_what_an_argument_is(
+    command: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(monkeypatch, command, "--help") == 0
+    assert words in capsys.readouterr().out
+
+
 MISTAKES = [
     (["trian"], "No such command 'trian'"),
     (["train", "--steps", "abc"], "Invalid value for '--steps'"),

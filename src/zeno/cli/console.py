@@ -1,5 +1,6 @@
 """Where the command line prints: results to stdout, progress and notes to stderr."""
 
+import inspect
 import logging
 from typing import Any
 
@@ -17,8 +18,12 @@ class PlainCommand(TyperCommand):
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self.help = escape(self.help or "")
+        declared = inspect.signature(self.callback).parameters if self.callback else {}
         for param in self.params:
-            if said := getattr(param, "help", None):
+            said = getattr(param, "help", None)
+            if said is None and param.name in declared:  # typer before 0.21 loses that of arguments with click 8.5
+                said = getattr(declared[param.name].default, "help", None)
+            if said:
                 vars(param)["help"] = escape(said)
 
 
