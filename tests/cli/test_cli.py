@@ -104,6 +104,20 @@ def test_every_setting_of_a_run_has_a_flag(monkeypatch: pytest.MonkeyPatch, caps
             assert f"--{name.replace('_', '-')} " in shown
 
 
+def test_a_rule_without_trim_gets_the_default_that_the_help_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(monkeypatch, "train", "--help") == 0
+    (trim,) = [line for line in capsys.readouterr().out.splitlines() if "--trim " in line]
+    assert "[default: (4, as in the paper)]" in trim
+    flags = ["--steps", 1, "--workers", 11]
+    for rule in ("zeno", "krum"):
+        assert run(monkeypatch, "train", *flags, "--rule", rule, "--out", tmp_path / rule) == 0
+    assert 'rule = "zeno(trim=4)"' in (tmp_path / "zeno" / "run.toml").read_text()
+    assert 'rule = "krum(faulty=4)"' in (tmp_path / "krum" / "run.toml").read_text()
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [

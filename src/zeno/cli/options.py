@@ -12,7 +12,7 @@ import typer
 
 from zeno.records import toml
 from zeno.training.execution import ExecutionSettings
-from zeno.training.run import DEFAULT_RULE, Run, kind_of
+from zeno.training.run import DEFAULT_RULE, PAPER_TRIM, Run, kind_of
 
 FILE = typer.Argument(None, help="A TOML file with settings, such as the run.toml of a run folder. Flags override it.")
 OUT = typer.Option(None, "--out", help="Run folder to write; must be new or empty.", show_default="runs/COMMAND-TIME")
@@ -50,9 +50,12 @@ def with_settings(execution: bool = True, **defaults: Any) -> Callable[[Callable
 
 def _flags(defaults: Mapping[str, Any], execution: bool) -> dict[str, inspect.Parameter]:
     of_the_rule = {
-        "trim": "Faulty workers to tolerate (b): trim or faulty of the rule and pre-aggregators.",
-        "rho": "Weight of Zeno's penalty on the squared norm of a candidate.",
-        "zeno_batch_size": "Samples of the server per step, for scores (n_r) or gradients.",
+        "trim": (
+            "Faulty workers to tolerate (b): trim or faulty of the rule and pre-aggregators.",
+            f"{PAPER_TRIM}, as in the paper",
+        ),
+        "rho": ("Weight of Zeno's penalty on the squared norm of a candidate.", "the rule's"),
+        "zeno_batch_size": ("Samples of the server per step, for scores (n_r) or gradients.", "the rule's"),
     }
     defaults = {"rule": DEFAULT_RULE, **defaults}
     flags = {}
@@ -65,8 +68,8 @@ def _flags(defaults: Mapping[str, Any], execution: bool) -> dict[str, inspect.Pa
     for f in (*fields(Run), *(fields(ExecutionSettings) if execution else ())):
         add(f.name, kind_of(f), f.metadata["panel"], f.metadata["help"], f.metadata["default"])
         if f.name == "rule":
-            for name, text in of_the_rule.items():
-                add(name, str, "Rule", text, "the rule's")
+            for name, (text, value) in of_the_rule.items():
+                add(name, str, "Rule", text, value)
     return flags
 
 
