@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+CONNECT_WITHIN = 5.0  # seconds; Ray itself would try for minutes
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 # Makes Ray listen on loopback only, as it does on these systems. Read when Ray is imported, and by what it starts.
@@ -40,11 +42,13 @@ def start_or_join(address: str | None = None) -> Iterator[None]:
     sigterm = signal.getsignal(signal.SIGTERM)  # Ray sets its own handler
     where: dict[str, Any] = {"address": "local", "include_dashboard": False} if here else {"address": address}
     try:
+        if address is not None:
+            _check_answers(address)
         context = ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         place = "start a Ray cluster on this machine" if here else f"join the Ray cluster at {address}"
         advice = "" if here else " Check the address, and on that machine `ray status`."
-        raise ValueError(f"Could not {place}: {error}.{advice}") from error
+        raise ValueError(f"Could not {place}: {str(error).rstrip('.')}.{advice}") from error
     try:
         listens = str(ray.util.get_node_ip_address())
         if here and listens not in LOOPBACK:
@@ -57,6 +61,15 @@ def start_or_join(address: str | None = None) -> Iterator[None]:
             _remove_session(Path(context.address_info["session_dir"]))
         if sigterm is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, sigterm)
+
+
+def _check_answers(address: str) -> None:
+    """Raises OSError or ValueError if nothing listens at host:port. Other addresses, such as auto, are left to Ray."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        if int(port) >= 2**16:
+            raise ValueError(f"there is no port {port}")
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_WITHIN).close()
 
 
 def _remove_session(folder: Path) -> None:
