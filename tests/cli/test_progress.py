@@ -1,7 +1,13 @@
 """The line that a command shows while it trains."""
 
-from zeno.cli.progress import Pace
+from pathlib import Path
+
+import pytest
+
+import zeno
+from zeno.cli.progress import Pace, TrainingProgress
 from zeno.records.record import Record
+from zeno.studies.sweep import Job
 
 
 def test_an_asynchronous_run_shows_updates_per_second_acceptance_and_staleness() -> None:
@@ -21,3 +27,14 @@ def test_the_pace_is_that_of_recent_updates() -> None:
     for step in range(Pace.RECENT + 5):
         text = pace.add(Record(step, 0.1, [True], None, arrivals=[[0, step]]))
     assert text == "1.0 updates/s, 100% accepted, staleness 0.0"
+
+
+def test_after_an_error_the_command_says_how_to_continue_once_it_is_solved(capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job("zeno", zeno.Run(steps=4), Path("runs/example"), zeno.ExecutionSettings())
+    progress = TrainingProgress({"zeno": [job]})
+    progress.on_record(job, Record(0, 0.1, [True], None))
+    with pytest.raises(OSError, match="full"), progress:
+        raise OSError("the disk is full")
+    assert capsys.readouterr().err.endswith(
+        "stopped by an error; once it is solved: zeno train --resume runs/example\n"
+    )

@@ -22,8 +22,8 @@ NO_OUTCOMES: Results = {}
 BAR_WIDTH = 10
 
 
-def to_continue(folder: Path, command: str = "train") -> str:
-    return f"to continue: zeno {command} --resume {folder}"
+def command_to_resume(folder: Path, command: str = "train") -> str:
+    return f"zeno {command} --resume {folder}"
 
 
 class Pace:
@@ -50,7 +50,8 @@ class TrainingProgress:
     """Progress bars in steps, with the time left: one bar for each name, over all of its jobs.
 
     Catches a `KeyboardInterrupt`, so that the command can show the results so far; `finish` then ends the command.
-    Jobs with an outcome need no training. `resume` says how to continue; by default, by resuming the run trained last.
+    Jobs with an outcome need no training. `resume` is the command that continues; by default, that of the run trained
+    last.
     """
 
     def __init__(self, bars: Mapping[str, Sequence[Job]], outcomes: Results = NO_OUTCOMES, resume: str = "") -> None:
@@ -105,14 +106,14 @@ class TrainingProgress:
         self._progress.stop()
         if isinstance(error, KeyboardInterrupt):
             self._interrupt = error
-        elif error is not None and self._latest is not None and self._how_to_continue():
-            print(f"stopped by an error; {self._how_to_continue()}", file=sys.stderr)
+        elif error is not None and self._latest is not None and self._command_to_resume():
+            print(f"stopped by an error; once it is solved: {self._command_to_resume()}", file=sys.stderr)
         return self._interrupt is not None
 
-    def _how_to_continue(self) -> str:
+    def _command_to_resume(self) -> str:
         job = self._latest
         if not self.resume and job and job.folder and self._steps[job.name] < job.run.steps:
-            return to_continue(job.folder)
+            return command_to_resume(job.folder)
         return self.resume
 
     def finish(self, outcomes: Results = NO_OUTCOMES, kept: str | None = None) -> None:
@@ -124,9 +125,10 @@ class TrainingProgress:
         if self._interrupt is not None:
             done = sum(outcome is not None for outcome in found) - len(errors)
             kept = kept or f"{done} of {len(found)} runs are kept"
-            print("; ".join(filter(None, [f"interrupted: {kept}", self._how_to_continue()])), file=sys.stderr)
+            command = self._command_to_resume()
+            print(f"interrupted: {kept}{f'; to continue: {command}' if command else ''}", file=sys.stderr)
             number = self._interrupt.signal_number if isinstance(self._interrupt, Interrupted) else signal.SIGINT
             raise typer.Exit(128 + number)
         if errors:
-            print(self._how_to_continue(), file=sys.stderr)
+            print(f"to continue: {self._command_to_resume()}", file=sys.stderr)
             raise typer.Exit(1)

@@ -50,12 +50,12 @@ def matrix(
     for number in numbers if isinstance(numbers, list | tuple) else [numbers]:
         check_values({**shared, "faulty": number})
     folder = resume or new_folder(out_folder, "matrix")
-    from zeno.cli.progress import TrainingProgress, to_continue
+    from zeno.cli.progress import TrainingProgress, command_to_resume
     from zeno.cli.results import show_matrix
     from zeno.studies import matrix as matrices
 
     planned, outcomes = matrices.plan(settings), matrices.outcomes_in(folder)
-    with TrainingProgress({"matrix": planned.jobs()}, outcomes.read(), to_continue(folder, "matrix")) as progress:
+    with TrainingProgress({"matrix": planned.jobs()}, outcomes.read(), command_to_resume(folder, "matrix")) as progress:
         matrices.run(planned, folder, processes, progress.on_record)
     results = outcomes.read()
     if outcomes.path.exists():
@@ -100,7 +100,7 @@ def reproduce(
         settings_to_resume(resume, SCALE_FILE, "reproduction", "reproduce", out_folder or scale or changed)
     chosen = scale_of(resume) if resume else replace(find("scale", scale or "small", SCALES), **changed)
     folder = resume or new_folder(out_folder, f"reproduce-{chosen.name}")
-    from zeno.cli.progress import TrainingProgress, to_continue
+    from zeno.cli.progress import TrainingProgress, command_to_resume
     from zeno.studies.reproduction import pages, zenopp
     from zeno.studies.reproduction import reproduce as reproduction
     from zeno.studies.reproduction.claims import FIRST
@@ -113,7 +113,7 @@ def reproduce(
     to_draw = chosen_of({one.name: one for one in paper.figures(chosen)}, figure or ())
     outcomes = reproduction.outcomes_in(folder)
     bars = {"reproduction": reproduction.jobs_of(to_draw, folder, device)}
-    again = " ".join([to_continue(folder, "reproduce"), *(figure or ()), *(["--data", data] if data else [])])
+    again = " ".join([command_to_resume(folder, "reproduce"), *(figure or ()), *(["--data", data] if data else [])])
     with TrainingProgress(bars, outcomes.read(), again) as progress:
         reproduction.run(chosen, to_draw, folder, device, processes, progress.on_record)
     results = outcomes.read()

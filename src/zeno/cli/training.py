@@ -118,7 +118,7 @@ def _execute(
 ) -> None:
     """Trains each run in turn, then shows and writes the results, also those up to an interrupt."""
     from zeno.cli.on_suspect import OnSuspect
-    from zeno.cli.progress import TrainingProgress, to_continue
+    from zeno.cli.progress import TrainingProgress, command_to_resume
     from zeno.cli.results import show_runs
     from zeno.records.files import locked, write_atomically
     from zeno.studies.sweep import Job, run_jobs, train_job
@@ -131,7 +131,7 @@ def _execute(
         tolerated = run.rule.tolerates
         if tolerated is not None and run.faulty > tolerated:
             print(f"note: {run.faulty} workers are faulty, {name} tolerates {tolerated}", file=sys.stderr)
-    bars, resume = {job.name: [job] for job in jobs}, to_continue(folder, "compare") if comparison else ""
+    bars, resume = {job.name: [job] for job in jobs}, command_to_resume(folder, "compare") if comparison else ""
     with ExitStack() as stack:
         if comparison:
             folder.mkdir(parents=True, exist_ok=True)
