@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import fields
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 import zeno
 from support.commands import run
-from zeno.cli.console import PlainCommand, out
+from zeno.cli.console import PlainCommand, out, warnings_as_notes
 from zeno.records.folder import MODEL_FILE, read
 from zeno.report.run_view import runs_in
 
@@ -265,6 +266,25 @@ def test_more_faulty_workers_than_the_rule_tolerates_are_noted(
     flags = ["--rule", "zeno", "--trim", 1, "--faulty", 2]
     assert run(monkeypatch, "train", *SMALL, *flags, "--out", tmp_path / "out") == 0
     assert "2 workers are faulty, zeno(trim=1) tolerates 1" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_rho_that_outweighs_the_learning_rate_is_noted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = [*SMALL, "--rule", "zeno", "--trim", 1]
+    assert run(monkeypatch, "train", *flags, "--rho", 1, "--out", tmp_path / "out") == 0
+    says = "note: rho=1 is not below the smallest learning rate, 0.1: zeros may score higher than the true gradient. "
+    assert capsys.readouterr().err.count(says) == 1
+    assert run(monkeypatch, "train", *flags, "--rho", 0.01, "--out", tmp_path / "other") == 0
+    assert "rho" not in capsys.readouterr().err
+
+
+def test_a_warning_of_other_code_keeps_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(UserWarning, match="by the user") as found, warnings_as_notes():
+        warnings.warn("by the user", stacklevel=1)
+    assert found[0].filename == __file__
+    assert capsys.readouterr().err == ""
 
 
 def test_skipped_steps_are_counted_below_the_table_with_the_last_reason(

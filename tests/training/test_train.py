@@ -148,6 +148,15 @@ def test_any_optimizer_and_schedule_drive_the_flat_vector() -> None:
     assert records[-1].train_loss < first.train_loss
 
 
+def test_a_rho_that_outweighs_the_learning_rate_warns() -> None:
+    run = replace(SMALL, rule=zeno.Zeno(trim=2, rho=0.05), steps=1)
+    says = "rho=0.05 is not below the smallest learning rate, 0.05: zeros may score higher than the true gradient"
+    with pytest.warns(UserWarning, match=says) as found:
+        zeno.train(replace(run, lr=0.05))
+    assert found[0].filename == __file__, "the caller's line"
+    zeno.train(run)  # lr=0.1; a warning would be an error
+
+
 def test_momentum_makes_the_same_steps_as_torch_on_the_model_itself() -> None:
     run = replace(SMALL, workers=1, faulty=0, rule=zeno.Mean(), optimizer="sgd(momentum=0.9)", steps=5, eval_every=5)
     record = zeno.train(run)[-1]

@@ -14,7 +14,7 @@ import typer
 
 import zeno
 from zeno.cli import inspection, interrupted, lists, studies, training
-from zeno.cli.console import NoteHandler, PlainCommand
+from zeno.cli.console import NoteHandler, PlainCommand, warnings_as_notes
 
 UsageError: Any = typer.BadParameter.__base__  # of click, or of the copy of it that typer has
 
@@ -69,7 +69,8 @@ def main() -> None:
     logging.getLogger("zeno").addHandler(NoteHandler())
     logging.getLogger("zeno").setLevel(logging.INFO)
     try:
-        code = app(standalone_mode=False)
+        with warnings_as_notes():
+            code = app(standalone_mode=False)
     except UsageError as error:
         _fail(error.format_message())
     except (ValueError, OSError) as error:

@@ -2,12 +2,17 @@
 
 import inspect
 import logging
-from typing import Any
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperCommand
 
+PACKAGE = Path(__file__).parent.parent
 PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}  # text as it is: [bench] is no style
 out, err = Console(**PLAIN), Console(stderr=True, **PLAIN)
 
@@ -32,3 +37,28 @@ class NoteHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         err.print(f"note: {record.getMessage()}", soft_wrap=True)
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Prints warnings of zeno as notes; those of other code, such as a task of the user's, with their file and line."""
+    show = warnings.showwarning
+
+    def note(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if PACKAGE in Path(filename).parents:
+            err.print(f"note: {message}", soft_wrap=True)
+        else:
+            show(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = note
+    try:
+        yield
+    finally:
+        warnings.showwarning = show

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from zeno.rules import Rule
 from zeno.rules.aggregate import checked
+from zeno.server.requirements import check_rho
 from zeno.training.build import learning_rates
 from zeno.training.run import Run
 
@@ -20,6 +21,11 @@ def dry_run(run: Run) -> None:
     except (TypeError, RuntimeError, ArithmeticError) as error:
         name = f"optimizer={run.optimizer!r} with schedule={run.schedule!r}"
         raise ValueError(f"A run cannot use {name}: {error}.") from error
+
+
+def warn_of_rho(run: Run) -> None:
+    """Warns if Zeno's rho is not below the learning rate of the first step."""
+    check_rho(run.rule, learning_rates(replace(run, steps=1)))
 
 
 def try_rule(rule: Rule, workers: int) -> None:

@@ -25,7 +25,7 @@ from zeno.server.core import most_resting
 from zeno.server.recorder import Watcher
 from zeno.training import checkpoint
 from zeno.training.build import make_engine, make_problem
-from zeno.training.dry_run import dry_run
+from zeno.training.dry_run import dry_run, warn_of_rho
 from zeno.training.execution import ExecutionSettings
 from zeno.training.interrupt import Interrupt
 from zeno.training.run import Run
@@ -54,6 +54,7 @@ def train(
     that becomes suspect.
     """
     dry_run(run)
+    warn_of_rho(run)
     folder = None if folder is None else Path(folder)
     if resume and execution.replay is not None:
         raise ValueError("A replay begins with the first step. Found resume=True. Leave it out.")
