@@ -123,12 +123,13 @@ def test_a_rule_without_trim_gets_the_default_that_the_help_says(
     ("command", "words"),
     [
         ("train", "A TOML file with settings, such as the run.toml of a run folder."),
+        ("train", "Shell command to run for each new suspect; it receives ZENO_WORKER, "),
         ("suspects", "Run folders. The folder of a comparison stands for all of its runs."),
         ("data", "Data set: cifar10, mnist."),
         ("reproduce", "Figures of the paper, such as label_flip"),
     ],
 )
-def test_help_says_what_an_argument_is(
+def test_help_says_what_arguments_and_options_are(
     command: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -151,7 +152,8 @@ MISTAKES = [
     (["train", "--model", "resnet"], "Unknown model 'resnet'"),
     (["train", "--model", "cnn(depth=3)"], "does not fit cnn("),
     (["train", "--split", "by_label(3)"], "does not fit by_label()"),
-    (["train", "no-such-file.toml"], "no-such-file.toml"),
+    (["train", "no.toml"], "There is no file no.toml. Name a TOML file with settings, such as RUN/run.toml."),
+    (["compare", "."], ". is a folder. Name a TOML file with settings, such as run.toml."),
     (["compare", "--rule", "best"], "Unknown rule 'best'"),
     (["compare", "--trim", "25"], "A comparison needs trim from 0"),
     (["compare", "--workers", "10"], "The setting faulty must be at most workers=10"),
@@ -265,7 +267,7 @@ def test_more_faulty_workers_than_the_rule_tolerates_are_noted(
 ) -> None:
     flags = ["--rule", "zeno", "--trim", 1, "--faulty", 2]
     assert run(monkeypatch, "train", *SMALL, *flags, "--out", tmp_path / "out") == 0
-    assert "2 workers are faulty, zeno(trim=1) tolerates 1" in capsys.readouterr().err
+    assert "note: zeno(trim=1) tolerates 1 faulty worker, but 2 are faulty\n" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("default")

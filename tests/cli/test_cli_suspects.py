@@ -117,6 +117,13 @@ def test_report_writes_a_page(
     assert (folder / "other.html").exists()
 
 
+def test_a_report_needs_a_folder_that_exists(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    assert run(monkeypatch, "report", folder, "--out", tmp_path / "missing" / "x.html") == 2
+    assert f"error: There is no folder {tmp_path / 'missing'} for the report. Create it" in capsys.readouterr().err
+
+
 def test_train_leaves_a_page_and_a_picture(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -300,7 +300,7 @@ def test_arrivals_stay_on_the_device() -> None:
 def test_a_missing_device_raises_at_once() -> None:
     with pytest.raises(
         ValueError,
-        match=r"The setting device must be one of torch's. Found device='cuda', and torch finds no CUDA device.",
+        match=r"A run on a GPU needs a CUDA device. Found device='cuda', and torch finds none. Set device to cpu",
     ):
         zeno.ExecutionSettings(device="cuda")
 

@@ -33,6 +33,14 @@ def test_the_numbers_of_a_run_are_whole_beside_a_long_name() -> None:
     assert "iterations=4)" in folded
 
 
+def test_huge_losses_have_an_exponent() -> None:
+    records = made(steps=10)
+    records[9] = replace(records[9], train_loss=3.4028e38)
+    assert " 3.403e+38 " in at_80_columns(run_table([run_of(records)]))
+    records[9] = replace(records[9], train_loss=999_999.0)
+    assert " 999999.000 " in at_80_columns(run_table([run_of(records)]))
+
+
 def test_skipped_steps_are_counted_and_the_reason_cannot_write_to_the_terminal() -> None:
     records = made()
     assert skipped_text(run_of(records)) == "1 of 80 steps was skipped. The last: nobody answered"

@@ -76,6 +76,10 @@ def report(
     from zeno.records.files import write_atomically
     from zeno.report.page.html import build
 
+    if file is not None and not file.parent.is_dir():
+        raise ValueError(
+            f"There is no folder {file.parent} for the report. Create it, or name another file with --out."
+        )
     file = file or (run[0] / REPORT_FILE if len(run) == 1 else Path(REPORT_FILE))
     with err.status("reading the records"):
         write_atomically(file, build(list(_read(run).values())))

@@ -13,7 +13,7 @@ PATIENCE = 10.0  # seconds that commands may take after the end of training
 class OnSuspect:
     """Starts a shell command for each new suspect, and does not wait for it while training.
 
-    The command finds what it needs in its environment: ZENO_WORKER, ZENO_MACHINE, ZENO_REASON, ZENO_STEP and
+    The command receives, in its environment, ZENO_WORKER, ZENO_MACHINE, ZENO_REASON, ZENO_STEP and
     ZENO_RUN.
     """
 

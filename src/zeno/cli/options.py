@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from zeno.records import toml
+from zeno.records.folder import RUN_FILE
 from zeno.training.execution import ExecutionSettings
 from zeno.training.run import DEFAULT_RULE, PAPER_TRIM, Run, kind_of
 
@@ -79,6 +80,10 @@ def read_toml(file: Path | None) -> dict[str, Any]:
         return {}
     try:
         return toml.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"There is no file {file}. Name a TOML file with settings, such as RUN/run.toml.") from None
+    except IsADirectoryError:
+        raise ValueError(f"{file} is a folder. Name a TOML file with settings, such as {file / RUN_FILE}.") from None
     except ValueError as error:
         raise ValueError(f"{file} is not valid TOML: {error}") from None
 

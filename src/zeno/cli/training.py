@@ -27,7 +27,7 @@ def train(
     file: Path | None = FILE,
     resume: Path | None = option("Resume the run in this folder from its newest checkpoint."),
     on_suspect: str | None = option(
-        "Shell command to run for each new suspect; it finds ZENO_WORKER, ZENO_MACHINE (if there are several), "
+        "Shell command to run for each new suspect; it receives ZENO_WORKER, ZENO_MACHINE (if there are several), "
         "ZENO_REASON, ZENO_STEP and ZENO_RUN.",
         panel="Monitoring",
     ),
@@ -130,7 +130,10 @@ def _execute(
         dry_run(run)
         tolerated = run.rule.tolerates
         if tolerated is not None and run.faulty > tolerated:
-            print(f"note: {run.faulty} workers are faulty, {name} tolerates {tolerated}", file=sys.stderr)
+            workers, are = "worker" if tolerated == 1 else "workers", "is" if run.faulty == 1 else "are"
+            print(
+                f"note: {name} tolerates {tolerated} faulty {workers}, but {run.faulty} {are} faulty", file=sys.stderr
+            )
     bars, resume = {job.name: [job] for job in jobs}, command_to_resume(folder, "compare") if comparison else ""
     with ExitStack() as stack:
         if comparison:

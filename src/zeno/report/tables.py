@@ -11,6 +11,7 @@ from zeno.records.record import summarize
 from zeno.records.row import Row
 from zeno.report.run_view import RunView
 
+LARGE_LOSS = 1e6  # from here on with an exponent
 OPTIONAL = ("reason", "mean cosine", "errors", "late", "not asked", "made faulty")  # shown only if they say something
 
 
@@ -27,7 +28,7 @@ def run_table(runs: Sequence[RunView]) -> Table:
         result.add_row(
             run.name.replace("+", " + "),  # where a chain may fold
             text_of(summary.accuracy, ".1%"),
-            "not finite" if diverged else text_of(summary.train_loss, ".3f"),
+            "not finite" if diverged else _loss(summary.train_loss),
             text_of(summary.faulty_kept, ".1%"),
             text_of(summary.faulty_among_kept, ".1%"),
             text_of(summary.seconds_per_step, ".4f"),
@@ -35,6 +36,10 @@ def run_table(runs: Sequence[RunView]) -> Table:
     if shares:
         result.caption = f"mean share of the server's own gradient: {', '.join(shares)}"
     return result
+
+
+def _loss(loss: float | None) -> str:
+    return text_of(loss, ".3f" if loss is None or abs(loss) < LARGE_LOSS else ".4g")
 
 
 def skipped_text(run: RunView) -> str:

@@ -74,8 +74,12 @@ class ExecutionSettings:
 
         count = torch.cuda.device_count()
         if (torch.device(self.device).index or 0) >= count:
-            last = f"the last CUDA device is cuda:{count - 1}" if count else "torch finds no CUDA device"
-            raise ValueError(f"The setting device must be one of torch's. Found device={self.device!r}, and {last}.")
+            found = f"Found device={self.device!r}, and"
+            if not count:
+                remedy = "Set device to cpu, or install a torch with CUDA on a machine with a GPU."
+                raise ValueError(f"A run on a GPU needs a CUDA device. {found} torch finds none. {remedy}")
+            last = f"the last CUDA device is cuda:{count - 1}"
+            raise ValueError(f"The setting device must be one of torch's. {found} {last}.")
         if self.cluster == "ray":
             raise ValueError(
                 f"Workers of a Ray cluster compute on the CPU. Found device={self.device!r} with cluster='ray'. "
