@@ -13,6 +13,7 @@ from torch import Tensor
 
 from zeno.problem.dataset import Dataset, generator
 from zeno.problem.problem import Problem
+from zeno.problem.tasks import Task
 from zeno.records.files import read_file, write_atomically
 from zeno.records.folder import CHECKPOINTS, MODEL_FILE, RUN_FILE, Journal, read
 from zeno.records.ledger import Ledger
@@ -22,6 +23,7 @@ from zeno.records.row import Row, call
 from zeno.report.prometheus import Metrics
 from zeno.report.tensorboard import TensorBoard
 from zeno.server.core import most_resting
+from zeno.server.engine import Engine
 from zeno.server.recorder import Watcher
 from zeno.training import checkpoint
 from zeno.training.build import make_engine, make_problem
@@ -60,15 +62,13 @@ def train(
         raise ValueError("A replay begins with the first step. Found resume=True. Leave it out.")
     earlier, state = _resume_point(run, folder) if resume else (None, None)
     task, problem = make_problem(run, torch.device(execution.device))
-    train_eval, test_eval = (_some(len(dataset), run) for dataset in (task.train, task.test))
-    who = run.faulty_workers()
+    indices = evaluation_indices(len(task.train), run), evaluation_indices(len(task.test), run)
+    faulty_workers = run.faulty_workers()
     with ExitStack() as stack:
         engine = make_engine(run, task, problem, execution, stack)
-        cluster, params = engine.cluster, engine.params.detach()
+        params = engine.params.detach()
         if state is not None:
-            engine.load_state(state)
-            if state.get("cluster") is not None:
-                cluster.load_state(state["cluster"])
+            _load_state(engine, state)
         journal = stack.enter_context(Journal(folder, run.to_toml() + execution.to_toml(), earlier))
         ledger = Ledger(run.workers, failure_rate=run.failure_rate)
         watchers = _watchers(execution, folder, len(journal.records), stack)
@@ -79,13 +79,6 @@ def train(
                 watcher(record, ledger)
         most = most_resting(run.rule, run.workers)  # in quarantine
         between_steps = True  # only then is the state of the engine one to continue from
-
-        def save() -> None:
-            if folder is not None:
-                journal.sync()
-                state_now = {**engine.state_to_save(), "cluster": cluster.state_to_save()}
-                checkpoint.save(folder / CHECKPOINTS, len(journal.records), state_now, keep=execution.checkpoints)
-
         machines: dict[int, str] = {}  # on the records so far
         interrupt = stack.enter_context(Interrupt())
         try:
@@ -95,43 +88,40 @@ def train(
                 measured: dict[str, Any] = {}
                 if (step + 1) % run.eval_every == 0 or step + 1 == run.steps:
                     engine.refresh_statistics()
-                    loss = evaluate(problem.loss, params, task.train, train_eval)
-                    measured = {"evaluated": True, "train_loss": finite([loss])[0]}
-                    if task.test.classes is not None:
-                        measured["accuracy"] = evaluate(problem.accuracy, params, task.test, test_eval)
-                moved = {i: name for i, name in cluster.machines.items() if machines.get(i) != name and is_name(name)}
-                machines |= moved
-                faulty = faulty_at(who, step, outcome.arrivals or ())
-                status = cluster.status._asdict()
-                record = outcome.record(faulty=faulty, workers=status, machines=moved, **measured)
+                    measured = measure(task, problem, params, *indices)
+                new_machines = _new_machines(engine.cluster.machines, machines)
+                machines |= new_machines
+                faulty = faulty_at(faulty_workers, step, outcome.arrivals or ())
+                status = engine.cluster.status._asdict()
+                record = outcome.record(faulty=faulty, workers=status, machines=new_machines, **measured)
                 journal.append(record)
                 between_steps = True
                 if (step + 1) % execution.checkpoint_every == 0 and step + 1 < run.steps:
-                    save()
-                for watcher in watchers:
-                    watcher(record, ledger)
-                if on_record is not None:
-                    on_record(record)
-                if on_suspect is not None:
-                    for row in ledger.rows:
-                        if row.verdict == "suspect" and row.since == step:
-                            call(on_suspect, row)
+                    _save_checkpoint(engine, journal, folder, execution.checkpoints)
+                _pass_on(record, ledger, watchers, on_record, on_suspect)
                 interrupt.check()
         finally:
             engine.close()  # ends the thread that tries candidates on the model, before the model is saved
             if between_steps:
-                save()
+                _save_checkpoint(engine, journal, folder, execution.checkpoints)
             if folder is not None:
                 engine.refresh_statistics()
                 _save_model(problem, params, folder / MODEL_FILE)
         return journal.records
 
 
-def faulty_at(who: Callable[[int], Mapping[int, object]], step: int, arrivals: Sequence[Sequence[int]]) -> list[int]:
+def faulty_at(
+    faulty_workers: Callable[[int], Mapping[int, object]], step: int, arrivals: Sequence[Sequence[int]]
+) -> list[int]:
     """The workers with a fault at this step; those that arrived asynchronously, when they were asked."""
     versions = {worker: version for worker, version in arrivals}  # noqa: C416
-    now = {worker for worker in who(step) if worker not in versions}
-    return sorted(now | {worker for worker, version in versions.items() if worker in who(version)})
+    now = {worker for worker in faulty_workers(step) if worker not in versions}
+    return sorted(now | {worker for worker, version in versions.items() if worker in faulty_workers(version)})
+
+
+def _new_machines(now: Mapping[int, str], before: Mapping[int, str]) -> dict[int, str]:
+    """The machines of the workers that run on another one than before."""
+    return {i: name for i, name in now.items() if before.get(i) != name and is_name(name)}
 
 
 def _watchers(execution: ExecutionSettings, folder: Path | None, first_step: int, stack: ExitStack) -> list[Watcher]:
@@ -174,19 +164,61 @@ def _resume_point(run: Run, folder: Path | None) -> tuple[list[Record], dict[str
     return records[:step], state
 
 
+def _load_state(engine: Engine, state: Mapping[str, Any]) -> None:
+    """Continues from the state of a checkpoint."""
+    engine.load_state(state)
+    if state.get("cluster") is not None:
+        engine.cluster.load_state(state["cluster"])
+
+
+def _save_checkpoint(engine: Engine, journal: Journal, folder: Path | None, keep: int) -> None:
+    """Writes the state between two steps, if there is a folder; the records are on the disk before it."""
+    if folder is not None:
+        journal.sync()
+        state = {**engine.state_to_save(), "cluster": engine.cluster.state_to_save()}
+        checkpoint.save(folder / CHECKPOINTS, len(journal.records), state, keep=keep)
+
+
+def _pass_on(
+    record: Record,
+    ledger: Ledger,
+    watchers: Sequence[Watcher],
+    on_record: Callable[[Record], None] | None,
+    on_suspect: Callable[[Row], object] | None,
+) -> None:
+    """Passes the record of a step to the watchers, of which one may be the ledger, and to the user's functions."""
+    for watcher in watchers:
+        watcher(record, ledger)
+    if on_record is not None:
+        on_record(record)
+    if on_suspect is not None:
+        for row in ledger.rows:
+            if row.verdict == "suspect" and row.since == record.step:
+                call(on_suspect, row)
+
+
 def _save_model(problem: Problem, params: Tensor, path: Path) -> None:
     problem.load(params)
     weights = {name: value.cpu().contiguous().clone() for name, value in problem.model.state_dict().items()}
     write_atomically(path, safetensors.torch.save(weights))
 
 
-def evaluate(measure: Callable[..., float], params: Tensor, dataset: Dataset, indices: Tensor) -> float:
-    """The mean of `measure(params, batch)` over these samples."""
+def measure(task: Task, problem: Problem, params: Tensor, train: Tensor, test: Tensor) -> dict[str, Any]:
+    """What a record holds of the model after a step, on these samples of the training set and of the test set."""
+    loss = evaluate(problem.loss, params, task.train, train)
+    measured: dict[str, Any] = {"evaluated": True, "train_loss": finite([loss])[0]}
+    if task.test.classes is not None:
+        measured["accuracy"] = evaluate(problem.accuracy, params, task.test, test)
+    return measured
+
+
+def evaluate(of: Callable[..., float], params: Tensor, dataset: Dataset, indices: Tensor) -> float:
+    """The mean of `of(params, batch)` over these samples."""
     parts = indices.split(EVAL_BATCH_SIZE)
-    return sum([measure(params, dataset.batch(part)) * len(part) for part in parts]) / len(indices)
+    return sum([of(params, dataset.batch(part)) * len(part) for part in parts]) / len(indices)
 
 
-def _some(num_samples: int, run: Run) -> Tensor:
+def evaluation_indices(num_samples: int, run: Run) -> Tensor:
     """The samples to evaluate on: all, or `eval_samples` of them, the same at every evaluation."""
     if num_samples <= run.eval_samples:
         return torch.arange(num_samples)
