@@ -147,6 +147,24 @@ def test_an_exception_at_the_parameters_is_raised() -> None:
                 server.step(gradients)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rule", [ZENO, zeno.BANT(), zeno.FedGreed()], ids=repr)
+@pytest.mark.parametrize("broken", ["parameters", "loss", "parameters and gradients"])
+def test_a_loss_that_is_not_finite_at_the_parameters_is_nobodys_error(form: str, rule: zeno.Rule, broken: str) -> None:
+    factor = torch.inf if broken == "loss" else 1.0
+    model, server = make(rule, lambda outputs, targets: factor * F.mse_loss(outputs, targets))
+    gradients = [torch.full_like(TRUE, torch.nan)] * M if "gradients" in broken else sent()
+    if "parameters" in broken:
+        model.weight.data.fill_(torch.nan)
+    with pytest.raises(ValueError) as raised:
+        server.step(FORMS[form](gradients))
+    assert str(raised.value) == (
+        f"Scores need a finite loss on the server's samples. Found {'inf' if broken == 'loss' else 'nan'} at the "
+        "current parameters. Go back to a checkpoint, or check the samples and the loss."
+    )
+    assert not isinstance(raised.value, zeno.TooFewUsable)
+
+
 def test_an_exception_without_a_text_of_its_own_is_named() -> None:
     class SilentError(Exception):
         def __str__(self) -> str:

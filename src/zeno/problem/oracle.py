@@ -1,6 +1,7 @@
 """What the server's samples say about its parameters, and about the candidates that would change them."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +49,8 @@ class LossOracle:
     def descents(self, candidates: Tensor | Sequence[Tensor]) -> Tensor:
         """By how much each candidate u [m, d] lowers the loss: f_r(x) - f_r(x - lr * u) -> [m], float64.
 
-        NaN for a candidate that is not finite, or after which the loss raises. An exception at x itself is raised.
+        NaN for a candidate that is not finite, or after which the loss raises. An exception at x itself is raised, and
+        so is a ValueError if the loss there is not finite.
         """
         return self.trials(candidates)[0]
 
@@ -126,10 +128,16 @@ class LossOracle:
 
     @cached_property
     def _start(self) -> tuple[float, float]:
-        """f_r(x), and the seconds it took."""
+        """f_r(x), and the seconds it took. Raises if f_r(x) is not finite: no candidate is to blame for that."""
         with one_thread(), self._scoring(self.problem):
             began = time.perf_counter()
-            return self.problem.loss_here(self.batch), time.perf_counter() - began
+            loss, seconds = self.problem.loss_here(self.batch), time.perf_counter() - began
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"Scores need a finite loss on the server's samples. Found {loss} at the current parameters. Go back "
+                "to a checkpoint, or check the samples and the loss."
+            )
+        return loss, seconds
 
     @contextlib.contextmanager
     def _scoring(self, problem: "Problem") -> Iterator[None]:

@@ -69,6 +69,8 @@ class Arrivals:
     def result(self) -> Aggregate:
         """The average of the best; a worker without a candidate counts as unusable."""
         if len(self._rows) < self.keep:
+            if not self._rows:
+                self.oracle.descents(self.free_row.zero_()[None])  # raises if the server's samples are to blame
             raise TooFewUsable.of(self.rule, self.keep, self.scores > -torch.inf)
         weights = torch.zeros(len(self.scores), dtype=torch.float64, device=self._memory.device)
         weights[list(self._rows)] = 1 / self.keep
