@@ -566,8 +566,13 @@ def test_numbers_at_the_edge_stay_inside_for_any_number_of_workers(rule: zeno.Ru
 
 def test_a_server_gradient_that_is_not_finite_raises() -> None:
     for rule in (zeno.MoNNA(faulty=1), zeno.FLTrust(), zeno.ByGARS()):
-        with pytest.raises(ValueError, match="needs a finite gradient on the server's samples"):
+        with pytest.raises(ValueError) as raised:
             rule(torch.ones(3, 1), own([math.nan]))
+        assert str(raised.value) == (
+            f"{rule} needs a finite gradient on the server's samples. Found NaN or Inf in it. The parameters or the "
+            "samples are not finite, or lr is too high: go back to an earlier checkpoint with a lower lr, or check the "
+            "samples."
+        )
     oracle = own([1.0, 1.0])
     oracle.gradient_here.requires_grad_(True)
     assert not zeno.chain(zeno.Clip(9.0), zeno.FLTrust())(torch.ones(3, 2), oracle).update.requires_grad

@@ -256,7 +256,11 @@ class Rows:
     def require_finite(self, gradients: Tensor) -> Tensor:
         """The server's gradients, or their sketches; raises ValueError unless they are finite."""
         if not bool(gradients.isfinite().all()):
-            raise ValueError(f"{self.part} needs a finite gradient on the server's samples. Found NaN or Inf in it.")
+            raise ValueError(
+                f"{self.part} needs a finite gradient on the server's samples. Found NaN or Inf in it. The parameters "
+                "or the samples are not finite, or lr is too high: go back to an earlier checkpoint with a lower lr, "
+                "or check the samples."
+            )
         return gradients
 
     def require_oracle(self, oracle: Oracle | None) -> Oracle:
