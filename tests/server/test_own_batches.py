@@ -315,15 +315,22 @@ def wrong_losses() -> dict[str, tuple[Any, Any, type[Exception], str]]:
             lambda model, batch: {"loss": pair_loss(model, batch)},
             pairs,
             ValueError,
-            "A Problem needs loss(model, batch) to return the mean over the samples as a tensor. Found dict. A Hugging "
-            "Face model computes model(**batch).loss from a batch with labels.",
+            "A Server needs a loss that returns one number as a tensor, the mean over the samples. Found dict. Return "
+            "the loss alone. A Hugging Face model computes model(**batch).loss from a batch with labels.",
+        ),
+        "a number": (
+            lambda model, batch: pair_loss(model, batch).item(),
+            pairs,
+            ValueError,
+            "A Server needs a loss that returns one number as a tensor, the mean over the samples. Found float. Leave "
+            "out .item(), and use reduction='mean'.",
         ),
         "a loss for each sample": (
             lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none"),
             pairs,
             ValueError,
-            "A Problem needs a loss of one number, the mean over the samples. Found shape [4]. Pass reduction='mean', "
-            "or take its mean.",
+            "A Server needs a loss that returns one number as a tensor, the mean over the samples. Found shape [4]. "
+            "Pass reduction='mean', or take its mean.",
         ),
         "other numbers of samples": (
             pair_loss,

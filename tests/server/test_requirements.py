@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import zeno
 from support.own_loops import INPUTS, TARGETS, layer, loader, make, net, sent_by
@@ -75,11 +75,6 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
         "the class of a rule": (
             lambda: server(rule=zeno.Median),
             "A Server needs rule as a zeno.Rule, such as zeno.Zeno(trim=4). Found <class 'zeno.rules.median.Median'>.",
-        ),
-        "a loss for each sample": (
-            lambda: server(loss=torch.nn.CrossEntropyLoss(reduction="none")).step([torch.zeros(74)] * 3),
-            "A Problem needs a loss of one number, the mean over the samples. Found shape [4]. Pass reduction='mean', "
-            "or take its mean.",
         ),
         "LBFGS": (
             lambda: server(optimizer=torch.optim.LBFGS(model.parameters())),
@@ -247,6 +242,43 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
             "zeno.unflatten needs one vector of 74 numbers for this Sequential. Found shape [3].",
         ),
     }
+
+
+WRONG_LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
+    "a loss for each sample": (
+        nn.CrossEntropyLoss(reduction="none"),
+        "that returns one number as a tensor, the mean over the samples. Found shape [32]. Pass reduction='mean', or "
+        "take its mean.",
+    ),
+    "a number": (
+        lambda outputs, targets: F.cross_entropy(outputs, targets).item(),
+        "that returns one number as a tensor, the mean over the samples. Found float. Leave out .item(), and use "
+        "reduction='mean'.",
+    ),
+    "nothing": (
+        lambda outputs, targets: None,
+        "that returns one number as a tensor, the mean over the samples. Found NoneType. Return the loss alone. A "
+        "Hugging Face model computes model(**batch).loss from a batch with labels.",
+    ),
+    "without a gradient": (
+        lambda outputs, targets: F.cross_entropy(outputs, targets).detach(),
+        "with a gradient. Found one without: it was detached, or computed under no_grad. Leave that out.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_LOSSES)
+@pytest.mark.parametrize("rule", [zeno.Zeno(trim=1, batch_size=32), zeno.ZenoAuto(samples=64)], ids=["Zeno", "auto"])
+def test_what_a_loss_returns_is_checked(rule: zeno.Rule, case: str) -> None:
+    loss, words = WRONG_LOSSES[case]
+    model, _, optimizer, data = parts_of(0.1)
+    server = zeno.Server(model, loss, optimizer, data, rule)
+    if case == "without a gradient" and isinstance(rule, zeno.Zeno):
+        server.step([torch.zeros(74)] * 3)  # scores need none
+        return
+    with pytest.raises(ValueError) as raised:
+        server.step([torch.zeros(74)] * 3)
+    assert str(raised.value) == f"A Server needs a loss {words}"
 
 
 @pytest.mark.parametrize("case", wrong())

@@ -56,7 +56,7 @@ def precise_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> float:
         found = loss_of_outputs(loss, outputs.double(), targets.double() if targets.is_floating_point() else targets)
     except RuntimeError:  # a loss with float32 weights
         found = loss_of_outputs(loss, outputs, targets)
-    return float(_one_number(found))
+    return float(one_number(found))
 
 
 def loss_of_pieces(loss: Loss, model: nn.Module, batch: NestedBatch) -> Tensor:
@@ -70,19 +70,30 @@ def precise_loss_of_pieces(loss: Loss, model: nn.Module, batch: NestedBatch) -> 
 
 
 def loss_of_piece(loss: Loss, model: nn.Module, piece: Piece) -> Tensor:
-    found: object = loss(model, piece.batch())
-    if not isinstance(found, Tensor):
-        raise ValueError(
-            "A Problem needs loss(model, batch) to return the mean over the samples as a tensor. "
-            f"Found {type(found).__name__}. A Hugging Face model computes model(**batch).loss from a batch with labels."
-        )
-    return _one_number(found).reshape(())
+    return one_number(loss(model, piece.batch())).reshape(())
 
 
-def _one_number(loss: Tensor) -> Tensor:
-    if loss.numel() != 1:
+def one_number(loss: object) -> Tensor:
+    """The loss as it was returned; raises unless it is a tensor of one number."""
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
+    found = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    if isinstance(loss, Tensor):
+        advice = "Pass reduction='mean', or take its mean."
+    elif isinstance(loss, int | float):
+        advice = "Leave out .item(), and use reduction='mean'."
+    else:
+        advice = "Return the loss alone. A Hugging Face model computes model(**batch).loss from a batch with labels."
+    raise ValueError(
+        f"A Server needs a loss that returns one number as a tensor, the mean over the samples. Found {found}. {advice}"
+    )
+
+
+def require_gradient(loss: Tensor) -> Tensor:
+    """The loss; raises if it does not depend on the parameters."""
+    if not loss.requires_grad:
         raise ValueError(
-            f"A Problem needs a loss of one number, the mean over the samples. Found shape {list(loss.shape)}. "
-            "Pass reduction='mean', or take its mean."
+            "A Server needs a loss with a gradient. Found one without: it was detached, or computed under no_grad. "
+            "Leave that out."
         )
     return loss

@@ -28,8 +28,10 @@ from zeno.problem.losses import (
     loss_of_outputs,
     loss_of_piece,
     loss_of_pieces,
+    one_number,
     precise_loss,
     precise_loss_of_pieces,
+    require_gradient,
 )
 from zeno.problem.nested import NestedBatch
 from zeno.problem.oracle import LossOracle
@@ -218,8 +220,8 @@ class Problem:
         if isinstance(batch, NestedBatch):
             loss = loss_of_pieces(self.loss_of, self.model, batch)
         else:
-            loss = self._loss(lambda: self._outputs(batch.inputs), batch.targets, precision)
-        gradients = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+            loss = one_number(self._loss(lambda: self._outputs(batch.inputs), batch.targets, precision))
+        gradients = torch.autograd.grad(require_gradient(loss), self.parameters, materialize_grads=True)
         return torch.cat([g.flatten() for g in gradients])
 
     @contextlib.contextmanager
