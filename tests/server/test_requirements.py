@@ -110,6 +110,37 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
             "A Server needs data for a model with BatchNorm: running statistics are computed from the server's "
             "samples, never from a worker's. Found data=None with BatchNorm1d.",
         ),
+        "no data": (
+            lambda: server(data=None),
+            "Zeno(trim=1, rho=0.0005, batch_size=4, score='exact') needs samples on the server. Found data=None. Pass "
+            "a DataLoader.",
+        ),
+        "no data without a rule": (
+            lambda: server(data=None, rule=None),
+            f"{zeno.ZenoAuto()} needs samples on the server. Found data=None. Pass a DataLoader.",
+        ),
+        "data that ends": (
+            lambda: server(data=((INPUTS, TARGETS) for _ in range(9))),
+            "A Server needs data that can be iterated again when it ends. Found generator, which cannot. Pass a "
+            "DataLoader or a list of batches.",
+        ),
+        "data that ends, for BatchNorm": (
+            lambda: server(
+                model=normed,
+                optimizer=torch.optim.SGD(normed.parameters(), lr=0.1),
+                data=iter([(INPUTS, TARGETS)]),
+                rule=zeno.Median(),
+            ),
+            "A Server needs data that can be iterated again when it ends. Found list_iterator, which cannot. Pass a "
+            "DataLoader or a list of batches.",
+        ),
+        "the same sample": (
+            lambda: server(data=[(INPUTS[:1].repeat(5000, 1), TARGETS[:1].repeat(5000))], rule=zeno.ZenoAuto()).step(
+                [torch.zeros(74)] * 3
+            ),
+            f"{zeno.ZenoAuto()} needs at least two different samples on the server, one for each half. Found 15,000 in "
+            "a row for the same half: they are copies of a few. Pass more samples.",
+        ),
         "frozen since": (
             after(lambda model, _: layer(model, 0).requires_grad_(False)),
             "The trainable parameters have changed since this Server was created. Create a new Server after freezing "

@@ -529,13 +529,14 @@ def test_using_the_model_between_steps_does_not_change_scores() -> None:
 
 
 def test_data_that_raise_leave_the_model_unchanged() -> None:
-    def failing() -> Iterator[tuple[Tensor, Tensor]]:
-        yield INPUTS[:300], TARGETS[:300]
-        raise OSError("the disk is gone")
+    class Failing:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            yield INPUTS[:300], TARGETS[:300]
+            raise OSError("the disk is gone")
 
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    server = zeno.Server(model, F.cross_entropy, optimizer, failing(), zeno.Zeno(0, batch_size=4))
+    server = zeno.Server(model, F.cross_entropy, optimizer, Failing(), zeno.Zeno(0, batch_size=4))
     x = parameters(model)
     with pytest.raises(OSError, match="the disk is gone"):
         server.step([torch.ones(46)])
@@ -586,9 +587,6 @@ def test_a_rule_that_needs_no_samples_needs_no_data() -> None:
     x = parameters(model)
     server.step(sent)
     torch.testing.assert_close(parameters(model), x - 0.1 * torch.stack(sent).median(dim=0).values)
-    other = zeno.Server(model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), None, zeno.Zeno(trim=1))
-    with pytest.raises(ValueError, match=r"needs samples on the server. Found data=None. Pass a DataLoader"):
-        other.step(sent)
 
 
 def test_without_a_rule_a_server_uses_zeno_without_tuning() -> None:

@@ -3,7 +3,7 @@
 import itertools
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,13 @@ def check(model: object, optimizer: object, rule: object, data: object) -> None:
         raise ValueError(
             "A Server needs data for a model with BatchNorm: running statistics are computed from the server's "
             f"samples, never from a worker's. Found data=None with {type(norms[0]).__name__}."
+        )
+    if rule.samples and data is None:
+        raise ValueError(f"{rule} needs samples on the server. Found data=None. Pass a DataLoader.")
+    if (rule.samples or norms) and isinstance(data, Iterator):
+        raise ValueError(
+            "A Server needs data that can be iterated again when it ends. "
+            f"Found {type(data).__name__}, which cannot. Pass a DataLoader or a list of batches."
         )
     check_optimizer(model, optimizer)
 

@@ -107,12 +107,14 @@ class LoaderSamples:
                     self._rest[number].append(piece.at((halves == number).nonzero().flatten().to(self._device)))
             seen += piece.size
             if seen > ONE_SIDED:
-                raise ValueError(f"{self._rule} needs different samples on the server. Found {seen} copies of a few.")
+                raise ValueError(
+                    f"{self._rule} needs at least two different samples on the server, one for each half. Found "
+                    f"{seen:,} in a row for the same half: they are copies of a few. Pass more samples."
+                )
         return None
 
     def _next(self) -> Piece:
-        if self._batches is None:
-            raise ValueError(f"{self._rule} needs samples on the server. Found data=None. Pass a DataLoader.")
+        assert self._batches is not None  # as `requirements.check` requires
         for restarted in (False, True):
             if restarted:
                 self._iterator = iter(self._batches)
@@ -159,7 +161,8 @@ def _contents(leaf: Any, mask: Tensor | None) -> Iterable[bytes]:
     if not isinstance(leaf, Tensor):
         return [str(entry).encode() for entry in leaf]
     leaf = leaf.detach().cpu()
-    entries: Iterable[Tensor] = leaf if leaf.is_floating_point() else leaf.masked_fill(leaf == IGNORED_LABEL, 0)
+    is_label = leaf.dtype.is_signed and not leaf.is_floating_point()  # in uint8, -100 would be 156
+    entries: Iterable[Tensor] = leaf.masked_fill(leaf == IGNORED_LABEL, 0) if is_label else leaf
     if mask is not None and leaf.shape[: mask.ndim] == mask.shape:
         entries = [entry[kept] for entry, kept in zip(entries, mask, strict=True)]
     return [_bytes(entry).rstrip(b"\0") for entry in entries]
