@@ -204,6 +204,17 @@ def test_a_text_is_in_the_same_half_whatever_length_it_is_padded_to(padding: str
     assert 60 < int(halves[0].sum()) < 140
 
 
+def test_only_labels_that_can_be_negative_are_ignored() -> None:
+    pixels = torch.zeros(200, 8, dtype=torch.uint8)
+    pixels[:, :7] = torch.randint(2, (200, 7), generator=torch.Generator().manual_seed(0)) * 156  # -100 as uint8
+    pixels[:, 7] = 1
+    halves = halves_of(read(pixels, CPU))
+    assert 60 < int(halves.sum()) < 140
+    assert torch.equal(halves, halves_of(read(pixels.view(200, 2, 4), CPU)))
+    labels = pixels.view(torch.int8)
+    assert len(set(halves_of(read(labels, CPU)).tolist())) == 1
+
+
 def test_texts_beside_tensors_are_content() -> None:
     halves = halves_of(read({"x": torch.zeros(200), "text": [f"text {i}" for i in range(200)]}, CPU))
     assert 60 < int(halves.sum()) < 140
