@@ -1,6 +1,7 @@
 """Batches in a user's own form: read, cut and joined."""
 
 import dataclasses
+import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from types import MappingProxyType
@@ -12,9 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
 from transformers import BatchEncoding
 
+import zeno
 from zeno.problem.nested import NestedBatch, joined, read
+from zeno.server.samples import LoaderSamples
 
 CPU = torch.device("cpu")
 
@@ -241,3 +245,34 @@ def test_what_cannot_be_cut_raises() -> None:
         "A Server needs batches of tensors and plain values, in dicts, lists, tuples and dataclasses. Found ndarray as "
         "batch['boxes'][0]. Convert it to a tensor, or leave it out of the batch."
     )
+
+
+def rows_of_two_lengths(**more: Any) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, that these are new
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], **more)
+
+
+UNCUTTABLE: dict[str, tuple[Any, str]] = {
+    "packed": (pack_sequence([torch.ones(3), torch.ones(2)]), "PackedSequence as {}. Pad it, and pass the lengths."),
+    "nested": (rows_of_two_lengths(), "a nested tensor as {}. Pad it, and pass the lengths."),
+    "jagged": (rows_of_two_lengths(layout=torch.jagged), "a nested tensor as {}. Pad it, and pass the lengths."),
+    "sparse": (
+        torch.eye(2).to_sparse(),
+        "a tensor of layout torch.sparse_coo as {}. Pass what its to_dense() returns.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNCUTTABLE)
+def test_tensors_without_a_row_for_each_sample_raise(case: str) -> None:
+    value, found = UNCUTTABLE[case]
+    needs = "A Server needs batches of tensors that can be cut. Found "
+    for batch, name in (({"x": value, "y": torch.ones(2)}, "batch['x']"), ([torch.ones(2), [value]], "batch[1][0]")):
+        with pytest.raises(ValueError) as raised:
+            read(batch, CPU)
+        assert str(raised.value) == needs + found.format(name)
+    pairs = LoaderSamples([(value, torch.ones(2))], CPU, zeno.ZenoAuto(), nested=False)
+    with pytest.raises(ValueError) as raised:
+        pairs.take(2, "score", 0)
+    assert str(raised.value) == needs + found.format("batch[0]")

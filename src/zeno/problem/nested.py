@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 PLAIN = (str, bytes, int, float, complex, type(None))
 MOST_NAMED = 6  # tensors in an error
@@ -139,8 +140,22 @@ def _has_axis(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and leaf.ndim > 0
 
 
+def require_rows(value: object, name: str) -> None:
+    """Raises for what is made of tensors and cannot be cut into samples."""
+    if isinstance(value, PackedSequence):
+        found, advice = "PackedSequence", "Pad it, and pass the lengths."
+    elif isinstance(value, Tensor) and value.is_nested:
+        found, advice = "a nested tensor", "Pad it, and pass the lengths."
+    elif isinstance(value, Tensor) and value.layout != torch.strided:
+        found, advice = f"a tensor of layout {value.layout}", "Pass what its to_dense() returns."
+    else:
+        return
+    raise ValueError(f"A Server needs batches of tensors that can be cut. Found {found} as {name}. {advice}")
+
+
 def _mapped(value: Any, change: Callable[[Any, str], Any], name: str = "batch") -> Any:
     """The same form with `change(leaf, name)` for each leaf: a tensor, a plain value, or a list of plain values."""
+    require_rows(value, name)
     if isinstance(value, Mapping):
         items = {key: _mapped(entry, change, f"{name}[{key!r}]") for key, entry in value.items()}
         if type(value) is dict or not isinstance(value, MutableMapping):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from zeno.problem.dataset import Batch, Dataset, draw, generator
-from zeno.problem.nested import NestedBatch, Piece, joined, read
+from zeno.problem.nested import NestedBatch, Piece, joined, read, require_rows
 from zeno.rules.rule import Rule
 
 IN_SECRET = 16  # samples that a secret is made from
@@ -129,6 +129,8 @@ class LoaderSamples:
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:
     """(inputs, targets); raises for any other batch."""
     pair = list(batch) if isinstance(batch, list | tuple) else [batch]
+    for number, part in enumerate(pair):
+        require_rows(part, f"batch[{number}]")
     if len(pair) != 2 or not all(isinstance(part, Tensor) and part.ndim for part in pair):
         found = ", ".join(str(list(p.shape)) if isinstance(p, Tensor) else f"a {type(p).__name__}" for p in pair)
         raise ValueError(
