@@ -139,6 +139,7 @@ def test_texts_of_other_lengths_stay_in_pieces_of_their_own() -> None:
         ({"x": X}, {"x": X, "y": Y}),
         ({"x": X, "y": Y}, {"y": Y, "x": X}),
         ({"x": X, "text": ["a"] * 4}, {"x": X, "text": ("a",) * 4}),
+        ({"x": X, "y": Y}, {"x": X, "y": Y.float()}),
     ],
 )
 def test_batches_that_differ_in_more_than_their_samples_are_not_joined(one: Any, other: Any) -> None:

@@ -198,8 +198,17 @@ def wrong() -> dict[str, tuple[Callable[[], object], str]]:
         ),
         "samples of several lengths": (
             lambda: server(data=[(INPUTS[:2], TARGETS[:2]), (INPUTS[:2, :5], TARGETS[:2])]).step([torch.zeros(74)] * 3),
-            "A Server needs samples of one shape for a loss of (outputs, targets). Found inputs of [6], [5] in "
-            "batches. Pad all to one length, or pass a loss of (model, batch).",
+            "A Server needs samples of one shape and dtype for a loss of (outputs, targets). Found (torch.float32 [6], "
+            "torch.int64 []) and (torch.float32 [5], torch.int64 []) in batches. Pad all to one length and convert "
+            "them to one dtype, or pass a loss of (model, batch).",
+        ),
+        "samples of several types": (
+            lambda: server(data=[(INPUTS[:2], TARGETS[:2]), (INPUTS[:2], TARGETS[:2].float())]).step(
+                [torch.zeros(74)] * 3
+            ),
+            "A Server needs samples of one shape and dtype for a loss of (outputs, targets). Found (torch.float32 [6], "
+            "torch.int64 []) and (torch.float32 [6], torch.float32 []) in batches. Pad all to one length and convert "
+            "them to one dtype, or pass a loss of (model, batch).",
         ),
         "no batches at all": (
             lambda: server(data=[(INPUTS[0], TARGETS[0])]).step([torch.zeros(74)] * 3),

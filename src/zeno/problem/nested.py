@@ -119,7 +119,7 @@ def _fit(one: Piece, other: Piece) -> bool:
 
 
 def _shape(leaf: Any) -> object:
-    return leaf.shape[1:] if isinstance(leaf, Tensor) else type(leaf)
+    return (leaf.shape[1:], leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)
 
 
 def _as_one(group: list[Piece]) -> Piece:

@@ -88,10 +88,13 @@ class LoaderSamples:
         if self._nested:
             return found
         if len(found.pieces) > 1:
-            shapes = ", ".join(str(list(piece.leaves[0].shape[1:])) for piece in taken)
+            kinds = [
+                ", ".join(f"{leaf.dtype} {list(leaf.shape[1:])}" for leaf in piece.leaves) for piece in found.pieces
+            ]
             raise ValueError(
-                f"A Server needs samples of one shape for a loss of (outputs, targets). Found inputs of {shapes} in "
-                "batches. Pad all to one length, or pass a loss of (model, batch)."
+                "A Server needs samples of one shape and dtype for a loss of (outputs, targets). Found "
+                f"({') and ('.join(dict.fromkeys(kinds))}) in batches. Pad all to one length and convert them to one "
+                "dtype, or pass a loss of (model, batch)."
             )
         return Batch(*found.pieces[0].leaves)
 
