@@ -204,6 +204,23 @@ def test_a_text_is_in_the_same_half_whatever_length_it_is_padded_to(padding: str
     assert 60 < int(halves[0].sum()) < 140
 
 
+def test_a_list_that_is_as_long_as_some_batches_only_raises() -> None:
+    def batches(*sizes: int, empty: bool = False) -> LoaderSamples:
+        made = [{"x": torch.zeros(size, 2), "size": () if empty and size != 2 else (32, 32)} for size in sizes]
+        return LoaderSamples(made, CPU, zeno.Zeno(trim=1), nested=True)
+
+    for sizes in ((4, 2), (2, 4)):
+        with pytest.raises(ValueError) as raised:
+            batches(*sizes).take(6, "score", 0)
+        assert str(raised.value) == (
+            "A Server needs lists of plain values with one for each sample in all batches, or in none. Found "
+            "batch['size'], which is as long as one batch but not as another. Pass it as a tensor with one row per "
+            "sample, or leave it out of the batch: the loss can refer to it."
+        )
+    assert batches(4, 3, 1).take(20, "score", 0).size == 20
+    assert batches(4, 2, empty=True).take(20, "score", 0).size == 20
+
+
 def test_only_labels_that_can_be_negative_are_ignored() -> None:
     pixels = torch.zeros(200, 8, dtype=torch.uint8)
     pixels[:, :7] = torch.randint(2, (200, 7), generator=torch.Generator().manual_seed(0)) * 156  # -100 as uint8

@@ -68,6 +68,7 @@ class LoaderSamples:
         self._nested = nested
         self._iterator: Iterator[Any] = iter(())
         self._rest: dict[int | None, list[Piece]] = {None: [], 0: [], 1: []}  # not taken yet, by half
+        self._by_sample: dict[str, bool] = {}  # whether a list of plain values has one for each sample, by its name
 
     def take(self, size: int, role: str, step: int, half: int | None = None) -> Batch | NestedBatch:
         """The next `size` samples; what they are for makes no difference.
@@ -122,11 +123,24 @@ class LoaderSamples:
             if restarted:
                 self._iterator = iter(self._batches)
             for batch in self._iterator:
-                return read(batch if self._nested else _pair(batch), self._device)
+                piece = read(batch if self._nested else _pair(batch), self._device)
+                self._compare_lists(piece)
+                return piece
         raise ValueError(
             "A Server needs data that can be iterated again when it ends, with at least one batch. "
             f"Found {type(self._batches).__name__} without any. Pass a DataLoader or a list of batches."
         )
+
+    def _compare_lists(self, piece: Piece) -> None:
+        """Raises for a list of plain values that is as long as one batch, but not as another."""
+        for name, value in [*zip(piece.names, piece.leaves, strict=True), *piece.constants.items()]:
+            by_sample = name in piece.names
+            if isinstance(value, list | tuple) and value and self._by_sample.setdefault(name, by_sample) != by_sample:
+                raise ValueError(
+                    "A Server needs lists of plain values with one for each sample in all batches, or in none. Found "
+                    f"{name}, which is as long as one batch but not as another. Pass it as a tensor with one row per "
+                    "sample, or leave it out of the batch: the loss can refer to it."
+                )
 
 
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:
