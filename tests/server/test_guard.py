@@ -238,7 +238,7 @@ def test_the_update_is_the_mixture_of_the_gradient_and_the_own_gradient() -> Non
     gradient = zeno.flatten(twin)
     share = 8 * guard.record.weights[0] * gradient
     rest = zeno.flatten(inner) - share
-    own = guard._own_halves
+    own = guard._own_gradients
     assert own.shape == (2, 8)
     second = float(own[0].square().sum() / own.square().sum())  # the half with more noise is longer
     expected = 8 * guard.record.own * torch.lerp(own[0], own[1], guard.record.own * second)

@@ -3,7 +3,7 @@
 Every rank computes a gradient and calls `step`. One rank, which has a `zeno.Server`, receives the gradients of all
 ranks one after the other, lets its model take the step, and broadcasts the new parameters. The optimizers of the other
 ranks do nothing: their trainable parameters are overwritten at every step, so a parameter that was corrupted in the
-memory of a card is correct again after the next step. Frozen parameters are never sent: all ranks must start, and
+memory of a GPU is correct again after the next step. Frozen parameters are never sent: all ranks must start, and
 resume, with the same model.
 
 Gradients travel in buckets, into a row that is copied and scored while the next one is being received. With

@@ -12,7 +12,7 @@ rank scales its gradient by its weight, and DDP's all-reduce adds them up. A ran
 has: 0 * NaN is NaN. The rank with the samples computes the server's own gradient every few steps; only its sketches are
 sent, and its share of the update is added to what that rank puts in.
 
-This is for ranks that compute wrongly but follow the protocol: poisoned data, a bad card, a bug. A rank that lies about
+This is for ranks that compute wrongly but follow the protocol: poisoned data, a bad GPU, a bug. A rank that lies about
 its sketch can put anything into an all-reduce. A rank that dies ends the group, as in DDP.
 
 Shapes: m ranks, d trainable parameters, k numbers in a sketch.
@@ -123,8 +123,8 @@ class Guard:
         self._memory = Memory.new(self._ranks.size, self._k, SIGNS, torch.zeros(0))
         self._agreement = Agreement()
         self._own_at: int | None = None  # the step at which the own gradient was computed
-        self._own_halves = torch.zeros(0)  # [2, d], on the rank that has the samples
-        self._halves = torch.zeros(2, self._k)  # their sketches, on all ranks
+        self._own_gradients = torch.zeros(0)  # [2, d], on the rank that has the samples
+        self._own_sketches = torch.zeros(2, self._k)  # their sketches, on all ranks
         self._weights: Tensor | None = None  # [m + 1] of the ranks and of the own gradient, found at the last step
         self._finite_at = [0.0] * self._ranks.size  # the highest loss scale at which a rank's gradient was finite
         self._lengths = Lengths()
@@ -244,33 +244,36 @@ class Guard:
             unusable = (~sketches.isfinite().all(dim=1)).nonzero().flatten().tolist()
             overflowed = self._overflowed(unusable)
             sketches[drifted] = torch.nan
-            halves = self._halves.double()
-            compared = Comparison.of(self._memory, self.rule.memory, sketches, halves)
-            found, memory = weigh(compared, self._trust(), self._agreement)
-        weights = self._weights_ahead()
-        used = found if weights is None else weights
+            compared = Comparison.of(self._memory, self.rule.memory, sketches, self._own_sketches.double())
+            weights, memory = weigh(compared, self._trust(), self._agreement)
+        ahead = self._weights_ahead()
+        used = weights if ahead is None else ahead  # with which buckets have been sent
         with now.clock("all-reduce"):
-            own = float(used[self._ranks.rank])
-            for gradients, buffer, _ in now.waiting:
-                if overflowed:
-                    buffer.fill_(torch.nan)  # all ranks see it, and their GradScalers skip the step
-                else:
-                    buffer.mul_(own) if own else buffer.zero_()
-                    self._add_own_share(gradients, used)
-            for _, buffer, future in now.waiting:
-                self._send(buffer, future)
+            self._send_waiting(used, overflowed)
             for work, buffer, future in now.sent:
                 work.wait()
                 future.set_result(buffer)
             if drifted and self.act:
                 self._replicas.repair()
         if not overflowed:
-            self._memory, self._weights = memory, found
+            self._memory, self._weights = memory, weights
         errors = {**dict.fromkeys(unusable, NOT_FINITE), **dict.fromkeys(drifted, DRIFTED)}
         record = _record(self.steps, compared, None if overflowed else used, {} if overflowed else errors, now)
         self._write(replace(record, machines=self._new_machines))
         self._new_machines = {}
         self._warn_of(drifted)
+
+    def _send_waiting(self, weights: Tensor, overflowed: bool) -> None:
+        """Scales the buckets that waited for the weights [m + 1], and starts their all-reduces."""
+        weight = float(weights[self._ranks.rank])
+        for gradients, buffer, _ in self._backward.waiting:
+            if overflowed:
+                buffer.fill_(torch.nan)  # all ranks see it, and their GradScalers skip the step
+            else:
+                buffer.mul_(weight) if weight else buffer.zero_()
+                self._add_own_share(gradients, weights)
+        for _, buffer, future in self._backward.waiting:
+            self._send(buffer, future)
 
     def _weights_ahead(self) -> Tensor | None:
         """[m + 1] those that are known before the last bucket: of plain DDP, or of the step before; else None."""
@@ -305,7 +308,7 @@ class Guard:
         """On the rank that has the samples, to what it puts into the all-reduce."""
         share, now = float(weights[-1]), self._backward
         if share and self._own is not None:
-            now.own = own_gradient(self._own_halves, share) if now.own is None else now.own
+            now.own = own_gradient(self._own_gradients, share) if now.own is None else now.own
             for parameter, gradient in gradients.items():
                 start = self._starts[parameter]
                 part = now.own[start : start + gradient.numel()].view_as(gradient)
@@ -324,14 +327,14 @@ class Guard:
     def _compute_own_gradient(self) -> None:
         """On the rank with the samples; the others get its sketches."""
         if self._own is not None:
-            self._own_halves = self._own.halves(self.steps)
-            if not bool(self._own_halves.isfinite().all()):  # then it says nothing
-                self._own_halves.zero_()
-            for number, half in enumerate(self._own_halves):
+            self._own_gradients = self._own.halves(self.steps)
+            if not bool(self._own_gradients.isfinite().all()):  # then it says nothing
+                self._own_gradients.zero_()
+            for number, half in enumerate(self._own_gradients):
                 found = Sketch(1, self._k, SIGNS, half)
                 found.add(half[None], 0)
-                self._halves[number] = found.sums()[0]
-        self._ranks.share(self._halves, self._with_data)
+                self._own_sketches[number] = found.sums()[0]
+        self._ranks.share(self._own_sketches, self._with_data)
         self._own_at = self.steps
 
     def _trust(self) -> Tensor:
@@ -339,7 +342,7 @@ class Guard:
         ledger = self.ledger
         evidence = torch.tensor(ledger.evidence, dtype=torch.float64)
         trust = (SOME_EVIDENCE / evidence.clamp(min=SOME_EVIDENCE)).clamp(min=0)
-        trust[[int(name) for name in ledger.suspects]] = 0
+        trust[ledger.suspects] = 0
         return trust
 
     def _current_scale(self) -> float:
