@@ -173,14 +173,31 @@ def test_a_worker_that_hangs_is_restarted_when_patience_ends() -> None:
         assert step > 10, "the other worker went on"
 
 
+def test_a_worker_that_hangs_is_noticed_though_an_answer_is_always_there() -> None:
+    with cluster({}, {}, {0: slowly(1e4)}, deadline=1.0, patience=2) as on_ray:
+        seen, until = [], time.monotonic() + 30
+        for step in range(1000):
+            ask_idle(on_ray, step)
+            reply = on_ray.next_reply()
+            assert reply is not None
+            if reply.worker == 2 or time.monotonic() > until:
+                break
+            seen.append(reply.worker)
+            time.sleep(0.1)  # as a slow rule may take: longer than the others need
+        assert reply.error is not None
+        assert (reply.worker, reply.error.kind, reply.lost) == (2, ErrorKind.LATE, True)
+        assert {0, 1} == set(seen)
+
+
 @pytest.mark.slow
-def test_time_that_the_server_spends_elsewhere_is_not_the_workers() -> None:
-    with cluster({0: slowly(0.5)}, deadline=1.0, patience=1) as on_ray:
+def test_a_pause_of_the_server_alone_is_no_missed_deadline() -> None:
+    with cluster({0: slowly(0.5)}, {0: slowly(4.0)}, deadline=3.0, patience=1) as on_ray:
         ask_idle(on_ray, 0)
-        time.sleep(2.5)  # as an evaluation may take
-        reply = on_ray.next_reply()
-        assert reply is not None
-        assert reply.error is None
+        time.sleep(3.5)  # as an evaluation may take
+        for worker in (0, 1):
+            reply = on_ray.next_reply()
+            assert reply is not None
+            assert (reply.worker, reply.error) == (worker, None)
 
 
 RUN = zeno.Run(

@@ -4,6 +4,9 @@ Nobody waits for an actor: the others go on. A deadline only decides when an act
 time since the actor last answered, while it has something to do. An actor that misses `patience` deadlines in a row is
 killed, and Ray starts it again; its tickets are lost. All replies that are there take turns, so an actor that answers
 at once cannot keep the others out.
+
+Answers that came while the server was busy are read before deadlines are checked, and deadlines are checked before an
+answer is returned: a server that always finds an answer still notices an actor that hangs.
 """
 
 import time
@@ -32,10 +35,10 @@ class AsynchronousRayCluster(RayCluster):
         self._like: Tensor | None = None  # the parameters [d] of some version
         self._inputs: tuple[int, Any] | None = None  # the newest version, and its parameters in the object store
         self._lost: deque[Reply] = deque()  # of tickets that ended without an answer
-        self._arrived: deque[tuple[Any, ActorProxy]] = deque()  # answers that are there, in order
+        self._arrived: deque[tuple[Any, ActorProxy, float]] = deque()  # answers in order, and the seconds each took
         self._heard: dict[int, float] = {}  # by actor: when it last answered or began, or missed a deadline
         self._took: dict[int, float] = {}  # by actor: seconds of its last gradient
-        self._left = 0.0  # when `next_reply` last returned: the time since then is not the workers'
+        self._left = 0.0  # when `next_reply` last returned, or a worker was asked after it
 
     def idle(self, step: int) -> Collection[int]:
         busy = {call.worker for actor in self.actors for call in actor.calls.values()}
@@ -47,18 +50,28 @@ class AsynchronousRayCluster(RayCluster):
             arrays = as_array(params), {name: as_array(buffer) for name, buffer in buffers.items()}
             self._inputs = step, find_ray().put(arrays)
         self._like = params
+        self._return_to_workers()
         number, actor = next((n, actor) for n, actor in enumerate(self.actors) if worker in actor.workers)
         if not actor.calls:
-            self._heard[number] = self._left = time.monotonic()
+            self._heard[number] = self._left
         actor.submit(worker, step, self._inputs[1])
 
     def next_reply(self) -> Reply | None:
-        outside = time.monotonic() - self._left
-        self._heard = {number: heard + outside for number, heard in self._heard.items()}
+        self._return_to_workers()
         try:
             return self._next_reply()
         finally:
             self._left = time.monotonic()
+
+    def _return_to_workers(self) -> None:
+        """Counts the time since `next_reply` for the workers' deadlines, at most half of a deadline.
+
+        So no actor misses a deadline only because the server paused, as for an evaluation.
+        """
+        now = time.monotonic()
+        excused = max(0.0, now - self._left - self.deadline.seconds / 2)
+        self._heard = {number: heard + excused for number, heard in self._heard.items()}
+        self._left = now
 
     def _next_reply(self) -> Reply | None:
         until = time.monotonic() + self.deadline.seconds  # for an actor to come back, if all are away
@@ -69,17 +82,17 @@ class AsynchronousRayCluster(RayCluster):
             if not under_way and any(actor.away is None for actor in self.actors):
                 return None
             back = self._poll(0.0 if self._arrived or self._lost else self._patience())
-            if self._arrived:
-                return self._receive(*self._arrived.popleft())
             self._check_deadlines()
             if self._lost:
                 return self._lost.popleft()
+            if self._arrived:
+                return self._receive(*self._arrived.popleft())
             if not under_way and (back or time.monotonic() >= until):
                 return None
 
     def _poll(self, seconds: float) -> bool:
         """Notes all answers that are there, after waiting for one at most so long; returns if an actor is back."""
-        ray, known = find_ray(), {ref for ref, _ in self._arrived}
+        ray, known = find_ray(), {ref for ref, *_ in self._arrived}
         owners = {ref: actor for actor in self.actors for ref in (*actor.calls, actor.ping) if ref is not None}
         waiting = [ref for ref in owners if ref not in known]
         if not waiting:
@@ -87,14 +100,17 @@ class AsynchronousRayCluster(RayCluster):
             return False
         ready, waiting = ray.wait(waiting, num_returns=1, timeout=seconds)
         ready += ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] if ready and waiting else []
-        back = False
+        now, back = time.monotonic(), False
+        seconds_of = {number: now - heard for number, heard in self._heard.items()}
         for ref in ready:
             actor = owners[ref]
             if ref is actor.ping:
                 actor.ponged()
                 back = back or actor.away is None
             else:
-                self._arrived.append((ref, actor))
+                number = self.actors.index(actor)
+                self._arrived.append((ref, actor, seconds_of[number]))
+                self._heard[number] = now
         return back
 
     def _patience(self) -> float:
@@ -104,23 +120,25 @@ class AsynchronousRayCluster(RayCluster):
         pings = [proxy.PING_SECONDS for actor in self.actors if actor.away is not None]
         return max(0.0, min([*ends, *pings, deadline]))
 
-    def _receive(self, ref: Any, actor: ActorProxy) -> Reply:
+    def _receive(self, ref: Any, actor: ActorProxy, seconds: float) -> Reply:
         assert self._like is not None  # somebody was asked
-        number, now, call = self.actors.index(actor), time.monotonic(), actor.calls[ref]
+        number, call = self.actors.index(actor), actor.calls[ref]
         reply = actor.receive(ref, self._like)
         gradient = gradient_of(reply, call.step, self._like)
         error = gradient if isinstance(gradient, ReplyError) else None if all_finite(gradient) else NOT_FINITE
         if error is None:
-            self._took[number] = now - self._heard[number]
+            self._took[number] = seconds
             # That of the slowest: otherwise quick faulty workers could shut out a good one.
             self.deadline.needed(max(self._took.values()))
-        self._heard[number] = now
         return reply if error is None else replace(call.failed(error), lost=True)
 
     def _check_deadlines(self) -> None:
         now, deadline = time.monotonic(), self.deadline.seconds
+        answered = [actor for _, actor, _ in self._arrived]
         for number, actor in enumerate(self.actors):
-            if actor.calls and actor.away is None and now - self._heard[number] >= deadline:
+            if not actor.calls or actor.away is not None or actor in answered:
+                continue
+            if now - self._heard[number] >= deadline:
                 calls, waited = list(actor.calls.values()), now - self._heard[number]
                 why = actor.miss(waited, self.patience)
                 self._heard[number] = now
