@@ -15,6 +15,7 @@ from torch import Tensor
 
 import zeno
 from zeno.workers.ray import AsynchronousRayCluster, RayCluster
+from zeno.workers.ray.deadline import Deadline
 from zeno.workers.reply import ErrorKind
 
 pytestmark = [
@@ -187,6 +188,30 @@ def test_a_worker_that_hangs_is_noticed_though_an_answer_is_always_there() -> No
         assert reply.error is not None
         assert (reply.worker, reply.error.kind, reply.lost) == (2, ErrorKind.LATE, True)
         assert {0, 1} == set(seen)
+
+
+def test_a_worker_much_slower_than_the_others_answers_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default deadline fits the others; it doubles each time that this one is restarted."""
+    monkeypatch.setattr(Deadline, "LEAST", 1.0)
+    with cluster({}, dict.fromkeys(range(100_000), slowly(1.8)), deadline=None, patience=1) as on_ray:
+        seen, step, until = [], 0, time.monotonic() + 60
+        while time.monotonic() < until and (not seen or seen[-1] is not None):
+            ask_idle(on_ray, step)
+            reply = on_ray.next_reply()
+            if reply is not None and reply.worker == 1:
+                seen.append(reply.error)
+            step += 1
+            time.sleep(0.02)
+        *restarts, last = seen
+        assert last is None
+        assert len(restarts) >= 1
+        assert all(error is not None and error.kind is ErrorKind.LATE for error in restarts)
+
+
+def test_the_default_deadline_grows_up_to_a_limit_and_a_fixed_one_stays() -> None:
+    assert Deadline(None).longer(2.0) == 2 * Deadline.FIRST
+    assert Deadline(None).longer(1e9) == Deadline.MOST
+    assert Deadline(3.0).longer(2.0) == 3.0
 
 
 @pytest.mark.slow

@@ -26,6 +26,10 @@ class Deadline:
             return self.FIRST
         return min(max(self.MULTIPLE * statistics.median(self._needed), self.LEAST), self.MOST)
 
+    def longer(self, times: float) -> float:
+        """So many times the seconds, up to `MOST`; a fixed number stays as it is."""
+        return self.seconds if self.fixed is not None else min(times * self.seconds, self.MOST)
+
     def needed(self, seconds: float) -> None:
         self._needed.append(seconds)
 

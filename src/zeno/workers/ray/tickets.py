@@ -5,6 +5,9 @@ time since the actor last answered, while it has something to do. An actor that 
 killed, and Ray starts it again; its tickets are lost. All replies that are there take turns, so an actor that answers
 at once cannot keep the others out.
 
+A worker that is much slower than the others would be killed before each of its answers. So the default deadline of an
+actor doubles each time that it is killed, until it sends something usable.
+
 Answers that came while the server was busy are read before deadlines are checked, and deadlines are checked before an
 answer is returned: a server that always finds an answer still notices an actor that hangs.
 """
@@ -22,6 +25,7 @@ from zeno.workers.checks import NOT_FINITE, gradient_of
 from zeno.workers.ray import proxy
 from zeno.workers.ray.actor import as_array
 from zeno.workers.ray.cluster import RayCluster
+from zeno.workers.ray.deadline import Deadline
 from zeno.workers.ray.proxy import ActorProxy
 from zeno.workers.ray.session import find_ray
 from zeno.workers.reply import Reply, ReplyError
@@ -38,6 +42,7 @@ class AsynchronousRayCluster(RayCluster):
         self._arrived: deque[tuple[Any, ActorProxy, float]] = deque()  # answers in order, and the seconds each took
         self._heard: dict[int, float] = {}  # by actor: when it last answered or began, or missed a deadline
         self._took: dict[int, float] = {}  # by actor: seconds of its last gradient
+        self._times: dict[int, float] = {}  # by actor: how many deadlines it has for one; not there: 1
         self._left = 0.0  # when `next_reply` last returned, or a worker was asked after it
 
     def idle(self, step: int) -> Collection[int]:
@@ -115,10 +120,13 @@ class AsynchronousRayCluster(RayCluster):
 
     def _patience(self) -> float:
         """Seconds until the next deadline or ping."""
-        now, deadline = time.monotonic(), self.deadline.seconds
-        ends = [self._heard[n] + deadline - now for n, actor in enumerate(self.actors) if actor.calls]
+        now = time.monotonic()
+        ends = [self._heard[n] + self._deadline_of(n) - now for n, actor in enumerate(self.actors) if actor.calls]
         pings = [proxy.PING_SECONDS for actor in self.actors if actor.away is not None]
-        return max(0.0, min([*ends, *pings, deadline]))
+        return max(0.0, min([*ends, *pings, self.deadline.seconds]))
+
+    def _deadline_of(self, number: int) -> float:
+        return self.deadline.longer(self._times.get(number, 1.0))
 
     def _receive(self, ref: Any, actor: ActorProxy, seconds: float) -> Reply:
         assert self._like is not None  # somebody was asked
@@ -128,20 +136,22 @@ class AsynchronousRayCluster(RayCluster):
         error = gradient if isinstance(gradient, ReplyError) else None if all_finite(gradient) else NOT_FINITE
         if error is None:
             self._took[number] = seconds
+            self._times.pop(number, None)
             # That of the slowest: otherwise quick faulty workers could shut out a good one.
             self.deadline.needed(max(self._took.values()))
         return reply if error is None else replace(call.failed(error), lost=True)
 
     def _check_deadlines(self) -> None:
-        now, deadline = time.monotonic(), self.deadline.seconds
+        now = time.monotonic()
         answered = [actor for _, actor, _ in self._arrived]
         for number, actor in enumerate(self.actors):
             if not actor.calls or actor.away is not None or actor in answered:
                 continue
-            if now - self._heard[number] >= deadline:
+            if now - self._heard[number] >= self._deadline_of(number):
                 calls, waited = list(actor.calls.values()), now - self._heard[number]
                 why = actor.miss(waited, self.patience)
                 self._heard[number] = now
                 if not actor.calls:  # it was killed
                     self._took.pop(number, None)
+                    self._times[number] = min(2 * self._times.get(number, 1.0), Deadline.MOST / Deadline.LEAST)
                     self._lost += [replace(call.failed(why), lost=True) for call in calls]
