@@ -14,6 +14,7 @@ import torch
 import zeno
 from zeno.records import toml
 from zeno.records.folder import MODEL_FILE
+from zeno.records.record import summarize
 from zeno.training.build import make_cluster, make_problem
 from zeno.training.settings import from_settings
 
@@ -135,6 +136,14 @@ def test_workers_that_only_send_garbage_do_not_use_up_the_steps() -> None:
     assert not any(record.skipped for record in records)
     assert sum(len(record.errors) for record in records) > 0
     assert {sum(record.kept or ()) for record in records[5:]} == {3}  # the workers to count on
+
+
+def test_the_mean_keeps_every_faulty_candidate() -> None:
+    """Faulty workers that did not arrive at an update sent no candidate that could be kept."""
+    summary = summarize(zeno.train(replace(RUN, buffer=2, fault="sign_flip", faulty=2)))
+    assert summary.faulty_kept == 1.0
+    assert summary.faulty_among_kept is not None
+    assert 0 < summary.faulty_among_kept < 1
 
 
 def test_redrawn_faults_are_those_of_the_step_at_which_a_worker_was_asked() -> None:

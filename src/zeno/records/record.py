@@ -120,7 +120,7 @@ def summarize(records: Sequence[Record]) -> Summary:
     """Summarizes the records of a run."""
     last = next((r for r in reversed(records) if r.evaluated), None)
     accuracy = next((r.accuracy for r in reversed(records) if r.accuracy is not None), None)
-    known = [(r.kept, r.faulty) for r in records if r.kept is not None and r.faulty is not None]
+    known = [(r.kept, set(r.faulty).difference(r.quarantined)) for r in records if r.kept and r.faulty is not None]
     shares = [r.own for r in records if r.kept is not None]
     num_faulty = sum(len(faulty) for _, faulty in known)
     num_kept = sum(sum(kept) for kept, _ in known)
