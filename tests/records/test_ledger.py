@@ -66,6 +66,21 @@ def test_counts_by_hand() -> None:
     assert rows[3].reason == "failing"
 
 
+def test_a_stale_reply_is_on_the_ledger_and_is_no_evidence() -> None:
+    """Not against the worker, and not for it: what else it does decides."""
+    stale = ReplyError(ErrorKind.STALE, "sent the gradient of a model that is 9 updates old, more than 2")
+    steps = [record(i, None, [True, False], errors={1: stale}) for i in range(50)]
+    found = ledger_of(steps, 2)
+    assert found.suspects == []
+    assert found.rows[1].errors == {"stale": 50}
+    dies = [record(50 + i, None, [True, False], errors={1: DIED}) for i in range(2)]
+    assert found.evidence[1] == 1.0
+    assert ledger_of([*steps, *dies], 2).suspects == ledger_of(dies, 2).suspects == [1]
+    assert ledger_of([*steps, *dies], 2).rows[1].reason == "failing"
+    again = [record(52 + i, None, [True, False], errors={1: stale}) for i in range(2000)]
+    assert ledger_of([*dies, *again], 2).suspects == [1]
+
+
 def test_recently_covers_the_last_100_steps() -> None:
     steps = [record(i, [1.0, 0.0], [i < 150, i >= 150]) for i in range(200)]
     assert [row.recently for row in ledger_of(steps, 2).rows] == [0.5, 0.5]

@@ -146,6 +146,12 @@ def test_the_mean_keeps_every_faulty_candidate() -> None:
     assert 0 < summary.faulty_among_kept < 1
 
 
+def test_a_staleness_bound_makes_nobody_suspect() -> None:
+    ledger = zeno.ledger_of(zeno.train(replace(RUN, steps=100, max_staleness=5)), RUN.workers)
+    assert min(row.errors["stale"] for row in ledger.rows) >= 2
+    assert ledger.suspects == []
+
+
 def test_redrawn_faults_are_those_of_the_step_at_which_a_worker_was_asked() -> None:
     run = replace(RUN, fault="zero", faulty=2, redraw=True, rule="fltrust", delay="lognormal(1)")
     who = run.faulty_workers()

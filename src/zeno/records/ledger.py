@@ -38,6 +38,7 @@ from zeno.records.record import Record
 from zeno.records.row import Row
 from zeno.records.state import state_of, with_state
 from zeno.records.tally import TOO_LARGE, Tally
+from zeno.workers.reply import ErrorKind
 
 ERROR_RATE = 0.01
 FAILURE_RATE = 0.001  # of the steps of a healthy worker
@@ -146,14 +147,16 @@ class Ledger:
         asked[record.quarantined] = False
         self._asked[asked] = record.step
         failed[list(record.errors)] = True
+        stale = [worker for worker, error in record.errors.items() if error.kind is ErrorKind.STALE]
+        judged = asked & ~np.isin(range(self.workers), stale)  # settings of the run make a reply too stale
         if record.lengths is not None:
             too_large = (_values(record.lengths) > LONGEST) & asked & ~failed  # False for NaN
             too_large &= ~self._used | self.similar_data
         events = failed | too_large
-        self._failing.add(on_a_rate(events, self.failure_rate, self.failure_rate**FAILING), asked)
+        self._failing.add(on_a_rate(events, self.failure_rate, self.failure_rate**FAILING), judged)
         mended, on = np.ones((len(STAKES), self.workers)), np.zeros(self.workers, dtype=bool)  # factors and bets
         for who, factors, known in (
-            (self._is(FAILS, TOO_LARGE), on_a_rate(events, self._line, MENDED * self._line), asked),
+            (self._is(FAILS, TOO_LARGE), on_a_rate(events, self._line, MENDED * self._line), judged),
             *self._compare(record, asked & ~failed),
         ):
             mended, on = np.where(who, factors, mended), on | (who & known)
@@ -161,7 +164,7 @@ class Ledger:
         self._tally.add(record, asked, too_large)
         if record.kept is not None:
             weights = np.array(record.kept if record.weights is None else record.weights, dtype=float)
-            self._used = np.where(asked, weights * asked.sum() >= USED, self._used)
+            self._used = np.where(judged, weights * asked.sum() >= USED, self._used)
         return self._judge(record.step)
 
     def _compare(self, record: Record, there: Mask) -> Iterator[tuple[Mask, Values, Mask]]:
@@ -219,7 +222,7 @@ class Ledger:
         if max(harms, worse) > fails:
             level = float(np.clip(self._places.level[worker] / 2, 0.01, 0.9))
             return (HARMS, 0.5) if harms >= worse else (WORSE, level)
-        errors = self._tally.errors(worker)
+        errors = {kind: n for kind, n in self._tally.errors(worker).items() if kind != ErrorKind.STALE}
         rate = sum(errors.values()) / max(1, self.steps - int(self._tally.quarantined[worker]))
         large = 2 * errors.get(TOO_LARGE, 0) > sum(errors.values())
         return TOO_LARGE if large else FAILS, min(0.9, max(rate / 2, 10 * self.failure_rate))
