@@ -1,6 +1,7 @@
 """The line that a command shows while it trains."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +39,20 @@ def test_after_an_error_the_command_says_how_to_continue_once_it_is_solved(capsy
     assert capsys.readouterr().err.endswith(
         "stopped by an error; once it is solved: zeno train --resume runs/example\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "arrivals", "shown"),
+    [
+        ("ray", None, "3 alive, 1 late"),
+        ("ray", [[0, 0]], "0.0 updates/s, 100% accepted, staleness 0.0, 3 alive, 1 late"),
+        ("local", [[0, 0]], "0.0 updates/s, 100% accepted, staleness 0.0"),
+        ("local", None, ""),
+    ],
+)
+def test_the_line_of_a_run_on_ray_shows_how_many_workers_are_there(cluster: str, arrivals: Any, shown: str) -> None:
+    job = Job("mean", zeno.Run(steps=2), None, zeno.ExecutionSettings(cluster=cluster))
+    progress = TrainingProgress({"mean": [job]})
+    counts = {"alive": 3, "late": 1, "lost": 0}
+    progress.on_record(job, Record(0, 0.1, [True], None, arrivals=arrivals, workers=counts))
+    assert progress._progress.tasks[0].fields["workers"] == shown

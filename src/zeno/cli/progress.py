@@ -84,12 +84,13 @@ class TrainingProgress:
         self._progress.start_task(bar)
         self._progress.update(bar, advance=record.step + 1 - self._steps.get(job.name, 0))
         if of_one_job:
+            shown = []
             if record.arrivals is not None:
-                pace = self._paces.setdefault(job.name, Pace())
-                self._progress.update(bar, workers=pace.add(record))
-            elif job.execution.cluster != "local":
-                counts = [f"{n} {kind}" for kind, n in record.workers.items() if n or kind == "alive"]
-                self._progress.update(bar, workers=", ".join(counts))
+                shown.append(self._paces.setdefault(job.name, Pace()).add(record))
+            if job.execution.cluster != "local":
+                shown += [f"{n} {kind}" for kind, n in record.workers.items() if n or kind == "alive"]
+            if shown:
+                self._progress.update(bar, workers=", ".join(shown))
             if record.accuracy is not None:
                 self._progress.update(bar, accuracy=f"accuracy {record.accuracy:.1%}")
         self._steps[job.name] = record.step + 1
