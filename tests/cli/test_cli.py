@@ -21,6 +21,7 @@ from support.commands import run
 from zeno.cli.console import PlainCommand, out, warnings_as_notes
 from zeno.records.folder import MODEL_FILE, read
 from zeno.report.run_view import runs_in
+from zeno.workers.ray import session
 
 SMALL = ["--workers", "5", "--steps", "4", "--eval-every", "2"]
 
@@ -154,6 +155,8 @@ MISTAKES = [
     (["train", "--split", "by_label(3)"], "does not fit by_label()"),
     (["train", "no.toml"], "There is no file no.toml. Name a TOML file with settings, such as RUN/run.toml."),
     (["compare", "."], ". is a folder. Name a TOML file with settings, such as run.toml."),
+    (["train", "--asynchronous", "--delay", "slow(10, on=30)"], "on of at most workers=20. Found on=30"),
+    (["train", "--asynchronous", "--delay", "uniform(0, 5)", "--cluster", "ray"], "'uniform(high=5)'. Leave it out"),
     (["compare", "--rule", "best"], "Unknown rule 'best'"),
     (["compare", "--trim", "25"], "A comparison needs trim from 0"),
     (["compare", "--workers", "10"], "The setting faulty must be at most workers=10"),
@@ -303,6 +306,21 @@ def test_skipped_steps_are_counted_below_the_table_with_the_last_reason(
     shown = capsys.readouterr().out
     assert "\nzeno(trim=1, batch_size=64): 4 of 4 steps were skipped. The last: Zeno(" in shown
     assert shown.count("were skipped") == 1, "steps of the others were not"
+
+
+def test_faults_that_change_the_time_of_a_reply_in_a_simulation_only_are_noted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def no_cluster(address: str | None) -> None:
+        raise ValueError("Could not start or join a Ray cluster")
+
+    monkeypatch.setattr(session, "start_or_join", no_cluster)
+    flags = ["--faulty", 3, "--fault", "slow(3)+zero+flood", "--cluster", "ray", "--out", tmp_path / "out"]
+    for asynchronous, expected in ((["--asynchronous"], ["slow(steps=3)", "flood"]), ([], [])):
+        assert run(monkeypatch, "train", *SMALL, *flags, *asynchronous) == 2
+        *notes, _ = capsys.readouterr().err.splitlines()
+        text = "note: a Ray cluster has real delays, so {} does not change the time of a reply"
+        assert notes == [text.format(fault) for fault in expected]
 
 
 SLOW = "import time\nprint('importing', flush=True)\ntime.sleep(60)\n"

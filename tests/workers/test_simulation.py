@@ -97,6 +97,12 @@ def test_impossible_delays_are_errors(text: str) -> None:
         PARSERS["delay"](text)
 
 
+def test_slow_needs_no_more_workers_than_there_are() -> None:
+    assert SlowWorkers(10, on=5)(0, 5, np.random.default_rng(0)) == 10
+    with pytest.raises(ValueError, match=r"The delay slow needs on of at most workers=5\. Found on=6\."):
+        SlowWorkers(10, on=6)(0, 5, np.random.default_rng(0))
+
+
 def test_delays_have_names_on_the_command_line() -> None:
     assert PARSERS["delay"]("slow(10, on=1)") == SlowWorkers(10, 1)
     assert set(DELAYS) == {"constant", "uniform", "lognormal", "slow"}

@@ -3,7 +3,7 @@
 import re
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -99,6 +99,16 @@ def _to_replay(folder: Path, file: Path | None, settings: dict[str, Any]) -> tup
     return folder / RUN_FILE, {"cluster": "local", "steps": max(1, steps), **settings}
 
 
+def _without_effect_on_time(runs: Iterable[Run]) -> list[str]:
+    """The faults of asynchronous runs that change the time of a reply, which they can in a simulation only."""
+    from zeno.faults import FAULTS
+    from zeno.faults.fault import Fault, parts_of
+    from zeno.problem.registry import describe
+
+    faults = [part for run in runs if run.asynchronous and run.faulty for part in parts_of(run.fault)]
+    return list(dict.fromkeys(describe(f, FAULTS) for f in faults if type(f).on_delay is not Fault.on_delay))
+
+
 def _rules_of(found: object) -> list[str]:
     """The rules to compare, by what a file says: a list of them, or one that replaces the default of the same name."""
     if isinstance(found, list):
@@ -127,13 +137,15 @@ def _execute(
     subfolders = {name: re.sub(r"[^\w.]+", "-", name).strip("-") if comparison else "" for name in runs}
     jobs = [Job(name, run, folder / subfolders[name], execution) for name, run in runs.items()]
     for name, run in runs.items():
-        dry_run(run)
+        dry_run(run, execution)
         tolerated = run.rule.tolerates
         if tolerated is not None and run.faulty > tolerated:
             workers, are = "worker" if tolerated == 1 else "workers", "is" if run.faulty == 1 else "are"
             print(
                 f"note: {name} tolerates {tolerated} faulty {workers}, but {run.faulty} {are} faulty", file=sys.stderr
             )
+    for fault in _without_effect_on_time(runs.values()) if execution.cluster == "ray" else ():
+        print(f"note: a Ray cluster has real delays, so {fault} does not change the time of a reply", file=sys.stderr)
     bars, resume = {job.name: [job] for job in jobs}, command_to_resume(folder, "compare") if comparison else ""
     with ExitStack() as stack:
         if comparison:

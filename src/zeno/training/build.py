@@ -15,7 +15,7 @@ from zeno.faults import Faulty
 from zeno.faults.injection import poisoned
 from zeno.problem.dataset import generator, hold_out
 from zeno.problem.problem import Problem
-from zeno.problem.registry import build, parse
+from zeno.problem.registry import build, describe, parse
 from zeno.problem.tasks import Task, load_task, on_device, with_model
 from zeno.records.folder import read
 from zeno.server.asynchronous import AsynchronousEngine, Asynchrony
@@ -23,7 +23,7 @@ from zeno.server.engine import Engine
 from zeno.training.execution import ExecutionSettings
 from zeno.training.run import Run
 from zeno.workers.cluster import Cluster
-from zeno.workers.delays import Constant
+from zeno.workers.delays import DELAYS, Constant
 from zeno.workers.local import LocalCluster
 from zeno.workers.momentum import MomentumCluster
 from zeno.workers.replay import Arrival, ReplayedCluster
@@ -116,6 +116,15 @@ def delays(run: Run) -> Callable[[int, int], float]:
     return delay
 
 
+def check_delay(run: Run, execution: ExecutionSettings) -> None:
+    """Raises ValueError if the delay cannot be that of this run."""
+    if execution.cluster == "ray" and run.delay != Constant():
+        found = describe(run.delay, DELAYS)
+        raise ValueError(f"A Ray cluster has real delays. Found delay={found!r}. Leave it out, or use cluster local.")
+    if run.asynchronous:
+        delays(run)(0, 0)
+
+
 def arrivals_in(folder: Path, run: Run) -> list[list[Arrival]]:
     """The arrivals of each step of the asynchronous run in a folder, as many as this run has steps."""
     records = read(folder)
@@ -135,9 +144,7 @@ def arrivals_in(folder: Path, run: Run) -> list[list[Arrival]]:
 def _ray_cluster(run: Run, workers: list[Worker], execution: ExecutionSettings) -> Cluster:
     from zeno.workers.ray import AsynchronousRayCluster, RayCluster  # Ray is an extra
 
-    if run.delay != Constant():
-        raise ValueError(f"A Ray cluster has real delays. Found delay={run.delay}. Leave it out, or use cluster local.")
-
+    check_delay(run, execution)
     problem = workers[0].problem
     if problem.flat.dtype != torch.float32:
         raise ValueError(f"A Ray cluster sends float32 only. Found parameters of {problem.flat.dtype}.")

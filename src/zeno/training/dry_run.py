@@ -9,13 +9,17 @@ from torch import Tensor
 from zeno.rules import Rule
 from zeno.rules.aggregate import checked
 from zeno.server.requirements import check_rho
-from zeno.training.build import learning_rates
+from zeno.training.build import check_delay, learning_rates
+from zeno.training.execution import ExecutionSettings
 from zeno.training.run import Run
 
 
-def dry_run(run: Run) -> None:
-    """Raises ValueError if the rule cannot work with this many candidates, or the optimizer and its schedule cannot."""
+def dry_run(run: Run, execution: ExecutionSettings = ExecutionSettings()) -> None:
+    """Raises ValueError if the rule cannot work with this many candidates, or the delay, the optimizer or its schedule
+    cannot work at all.
+    """
     try_rule(run.rule, run.rows)
+    check_delay(run, execution)
     try:
         learning_rates(replace(run, steps=1))  # calls the optimizer and the schedule
     except (TypeError, RuntimeError, ArithmeticError) as error:

@@ -63,6 +63,8 @@ class SlowWorkers:
             raise ValueError(f"The delay slow needs a finite factor above 0 and at least 1 worker. Found {found}.")
 
     def __call__(self, worker: int, workers: int, rng: np.random.Generator) -> float:
+        if self.on > workers:
+            raise ValueError(f"The delay slow needs on of at most workers={workers}. Found on={self.on}. Lower it.")
         return float(self.factor) if worker >= workers - self.on else 1.0
 
 

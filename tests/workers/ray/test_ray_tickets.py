@@ -16,7 +16,7 @@ from torch import Tensor
 import zeno
 from zeno.workers.ray import AsynchronousRayCluster, RayCluster
 from zeno.workers.ray.deadline import Deadline
-from zeno.workers.reply import ErrorKind
+from zeno.workers.reply import ErrorKind, ReplyError
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray"),
@@ -185,6 +185,7 @@ def test_a_worker_that_hangs_is_noticed_though_an_answer_is_always_there() -> No
                 break
             seen.append(reply.worker)
             time.sleep(0.1)  # as a slow rule may take: longer than the others need
+        assert reply is not None
         assert reply.error is not None
         assert (reply.worker, reply.error.kind, reply.lost) == (2, ErrorKind.LATE, True)
         assert {0, 1} == set(seen)
@@ -194,7 +195,8 @@ def test_a_worker_much_slower_than_the_others_answers_in_the_end(monkeypatch: py
     """The default deadline fits the others; it doubles each time that this one is restarted."""
     monkeypatch.setattr(Deadline, "LEAST", 1.0)
     with cluster({}, dict.fromkeys(range(100_000), slowly(1.8)), deadline=None, patience=1) as on_ray:
-        seen, step, until = [], 0, time.monotonic() + 60
+        seen: list[ReplyError | None] = []
+        step, until = 0, time.monotonic() + 60
         while time.monotonic() < until and (not seen or seen[-1] is not None):
             ask_idle(on_ray, step)
             reply = on_ray.next_reply()
