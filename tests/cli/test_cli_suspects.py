@@ -49,6 +49,16 @@ def test_suspects_are_printed_with_their_evidence(
     assert sorted(int(line[0]) for line in lines[:6]) == list(range(6))
 
 
+def test_who_is_not_in_an_update_of_an_asynchronous_run_did_not_arrive(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    zeno.train(zeno.Run(workers=2, steps=4, batch_size=8, asynchronous=True, rule="mean"), tmp_path / "out")
+    assert run(monkeypatch, "suspects", tmp_path / "out") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("2 did not arrive") == 2
+    assert "not asked" not in shown
+
+
 def test_the_exit_code_reports_suspects(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
 ) -> None:

@@ -67,6 +67,12 @@ def test_the_ledger_is_readable_with_every_column() -> None:
     assert lines["1"][-3:] == ["10", "not", "asked"]
 
 
+def test_workers_of_an_asynchronous_run_were_not_there_rather_than_not_asked() -> None:
+    text = at_80_columns(ledger_table(ledger_of(made(workers=12, steps=80), 12), asynchronous=True))
+    assert "not asked" not in text
+    assert "10 did not" in text
+
+
 def test_short_names_leave_out_parameters_that_are_not_needed() -> None:
     names = ["mean without faults", "krum(faulty=8)", "zeno(trim=3)", "zeno(trim=4)", LONG]
     assert short_names(names) == [

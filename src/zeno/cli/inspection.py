@@ -55,7 +55,7 @@ def suspects(
         print(json.dumps(results, indent=2, allow_nan=False))
     else:
         for view in found.values():
-            table = ledger_table(view.ledger)
+            table = ledger_table(view.ledger, any(record.arrivals is not None for record in view.records))
             table.title = Text(f"{view.name}, {view.ledger.steps} steps") if len(found) > 1 else None
             out.print(table)
             if skipped := skipped_text(view):

@@ -52,8 +52,10 @@ def skipped_text(run: RunView) -> str:
     return f"{len(reasons)} of {len(run.records)} steps {verb} skipped. The last: {last}"
 
 
-def ledger_table(ledger: Ledger) -> Table:
+def ledger_table(ledger: Ledger, asynchronous: bool = False) -> Table:
     """One line per worker: the suspects first, then the others, by the evidence against them.
+
+    Workers that were not asked at a step may have been computing in an asynchronous run: they did not arrive at it.
 
     It fits 80 characters: what is rarely there shares the last column, which folds, as long names do, and what matters
     least is left out.
@@ -63,7 +65,7 @@ def ledger_table(ledger: Ledger) -> Table:
     del columns["longest streak"], columns["mean rank" if "mean cosine" in columns else "recently"]
     rare = {name: columns.pop(name) for name in ("errors", "late", "not asked") if name in columns}
     if rare:
-        columns["notes"] = [_notes(row) for row in rows]
+        columns["notes"] = [_notes(row, "did not arrive" if asynchronous else "not asked") for row in rows]
     result = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     for heading in columns:
         left = heading in ("verdict", "reason", "notes")
@@ -75,8 +77,8 @@ def ledger_table(ledger: Ledger) -> Table:
     return result
 
 
-def _notes(row: Row) -> str:
-    counts = [*row.errors.items(), ("came late", row.late), ("not asked", row.quarantined)]
+def _notes(row: Row, absent: str) -> str:
+    counts = [*row.errors.items(), ("came late", row.late), (absent, row.quarantined)]
     return ", ".join(f"{number} {kind}" for kind, number in counts if number) or "-"
 
 
