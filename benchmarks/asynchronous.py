@@ -10,8 +10,9 @@ small machine.
 """
 
 import argparse
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,9 @@ from torch import Tensor
 import zeno
 from benchmarks.steps import Numbers
 from zeno.training import build
+from zeno.workers.cluster import NOBODY, ClusterWrapper
 from zeno.workers.ray import start_or_join
+from zeno.workers.reply import Reply
 from zeno.workers.worker import Worker
 
 WORKERS, SLOW = 8, 10  # one of the workers takes so many times as long
@@ -51,21 +54,43 @@ class Sleeping:
         return found
 
 
+class Begun(ClusterWrapper):
+    """A cluster that notes when its workers are there, and training begins."""
+
+    began = math.nan
+
+    def __init__(self, cluster: zeno.Cluster) -> None:
+        super().__init__(cluster)
+        self.remote = cluster.remote
+
+    def __enter__(self) -> "Begun":
+        super().__enter__()
+        self.began = time.monotonic()
+        return self
+
+    def gradients(
+        self, params: Tensor, buffers: Mapping[str, Tensor], step: int, need: int = 1, skip: Collection[int] = NOBODY
+    ) -> Iterator[Reply]:
+        return self.cluster.gradients(params, buffers, step, need, skip)
+
+
 class Enough(Exception):  # noqa: N818
     """The run has shown what was to be measured."""
 
 
 def on_ray(run: zeno.Run, seconds: Sequence[float], target: float = 2.0) -> list[tuple[float, zeno.Record]]:
-    """The records of a run on Ray up to a target accuracy, each with the seconds since the first.
+    """The records of a run on Ray up to a target accuracy, each with the seconds since training began.
 
     Worker i takes `seconds[i]`.
     """
     make = build._ray_cluster
     found: list[tuple[float, zeno.Record]] = []
+    clusters: list[Begun] = []
 
     def slowed(run: zeno.Run, workers: list[Worker], execution: zeno.ExecutionSettings) -> zeno.Cluster:
         sleeping: Any = [Sleeping(worker, seconds[worker.index]) for worker in workers]
-        return make(run, sleeping, execution)
+        clusters.append(Begun(make(run, sleeping, execution)))
+        return clusters[0]
 
     def note(record: zeno.Record) -> None:
         found.append((time.monotonic(), record))
@@ -78,7 +103,7 @@ def on_ray(run: zeno.Run, seconds: Sequence[float], target: float = 2.0) -> list
             zeno.train(run, execution=ON_RAY, on_record=note)
     finally:
         build._ray_cluster = make
-    return [(at - found[0][0], record) for at, record in found]
+    return [(at - clusters[0].began, record) for at, record in found]
 
 
 def slow_worker(gradient_seconds: float = 1.0, seconds: float = 60.0, task: str = "digits") -> Numbers:
@@ -93,7 +118,7 @@ def slow_worker(gradient_seconds: float = 1.0, seconds: float = 60.0, task: str 
         alone = on_ray(others, times)
         beside = on_ray(replace(asynchronous, steps=others.steps + arrivals // SLOW), times)
         waiting = on_ray(replace(asynchronous, asynchronous=False, steps=max(3, arrivals // SLOW)), times)
-    rates = [(len(run) - 1) / run[-1][0] for run in (alone, beside, waiting)]
+    rates = [len(run) / run[-1][0] for run in (alone, beside, waiting)]
     names = ("updates_per_second_of_seven", "updates_per_second", "synchronous_steps_per_second")
     return {"gradient_seconds": gradient_seconds, **dict(zip(names, rates, strict=True)), "ratio": rates[1] / rates[0]}
 
@@ -114,7 +139,7 @@ def accuracy(
     times = [gradient_seconds] * (WORKERS - 1) + [SLOW * gradient_seconds]
     with start_or_join():
         waiting = on_ray(synchronous, times)
-        target, whole = waiting[-1][1].accuracy or 0.0, waiting[-1][0] * steps / (steps - 1)
+        target, whole = waiting[-1][1].accuracy or 0.0, waiting[-1][0]
         ongoing = replace(synchronous, asynchronous=True, buffer=buffer, steps=SLOW * steps, eval_every=5)
         seconds, last = on_ray(ongoing, times, target)[-1]
     if last.accuracy is None or last.accuracy < target:

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+import zeno
 from benchmarks import asynchronous, cluster, cost, rules, show, steps
 from benchmarks.__main__ import app
 from benchmarks.clock import Contender, best_milliseconds
@@ -184,7 +185,15 @@ def test_faults_of_asynchronous_runs_are_measured_beside_the_good_workers(capsys
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 def test_a_slow_worker_is_measured_beside_the_others() -> None:
-    found = asynchronous.slow_worker(gradient_seconds=0.2, seconds=2.0)
-    assert found["updates_per_second"] > 0
-    assert found["updates_per_second_of_seven"] > 0
-    assert found["synchronous_steps_per_second"] > 0
+    """Times depend on the machine, and their ratio does not: that of the seven others is as good as all of it."""
+    found = asynchronous.slow_worker(gradient_seconds=0.5, seconds=5.0)
+    assert found["ratio"] > 0.9
+    assert found["updates_per_second"] > 3 * found["synchronous_steps_per_second"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+def test_records_on_ray_have_the_seconds_since_training_began() -> None:
+    run = zeno.Run(workers=2, steps=3, batch_size=8, rule="mean", eval_every=10**6)
+    found = asynchronous.on_ray(run, [1.0, 1.0])
+    assert [second > i + 1 for i, (second, _) in enumerate(found)] == [True] * 3
