@@ -169,3 +169,29 @@ def test_quarantine_leaves_suspects_without_a_ticket() -> None:
     assert late.count(0) + late.count(1) == 0
     early = [worker for record in records[:20] for worker, _ in record.arrivals or ()]
     assert early.count(0) + early.count(1) > 0
+
+
+MANY_FAULTY = zeno.Run(
+    workers=10,
+    steps=300,
+    eval_every=300,
+    asynchronous=True,
+    buffer=5,
+    delay="uniform(0, 10)",
+    faulty=6,
+    server_data=0.05,
+    rule="zeno_auto",
+)
+
+
+@pytest.fixture(scope="module")
+def good_alone() -> float:
+    """The accuracy of the good workers alone: the others never send anything."""
+    return zeno.train(replace(MANY_FAULTY, fault="crash", rule="mean(least=1)"))[-1].accuracy or 0.0
+
+
+@pytest.mark.parametrize("fault", ["label_flip", "alie"])
+def test_a_faulty_majority_costs_at_most_3_points(fault: str, good_alone: float) -> None:
+    accuracy = zeno.train(replace(MANY_FAULTY, fault=fault))[-1].accuracy
+    assert accuracy is not None
+    assert accuracy >= good_alone - 0.03 > 0.85, "the mean ends at 0.6 % with flipped labels"
