@@ -241,18 +241,23 @@ RUN = zeno.Run(
 )
 
 
-def test_a_replay_of_a_run_with_killed_and_stopped_workers_is_the_same_to_the_last_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clusters: list[AsynchronousRayCluster] = []
+@pytest.fixture
+def clusters(monkeypatch: pytest.MonkeyPatch) -> list[AsynchronousRayCluster]:
+    """The clusters that runs have started."""
+    found: list[AsynchronousRayCluster] = []
     enter = AsynchronousRayCluster.__enter__
 
     def spy(self: AsynchronousRayCluster) -> Any:
-        clusters.append(self)
+        found.append(self)
         return enter(self)
 
     monkeypatch.setattr(AsynchronousRayCluster, "__enter__", spy)
+    return found
 
+
+def test_a_replay_of_a_run_with_killed_and_stopped_workers_is_the_same_to_the_last_bit(
+    tmp_path: Path, clusters: list[AsynchronousRayCluster]
+) -> None:
     def hurt(record: zeno.Record) -> None:
         for step, actor, number in ((5, 3, signal.SIGKILL), (8, 2, signal.SIGSTOP), (9, 0, signal.SIGKILL)):
             pid = clusters[0].actors[actor].pid
@@ -266,6 +271,34 @@ def test_a_replay_of_a_run_with_killed_and_stopped_workers_is_the_same_to_the_la
     assert any(3 in record.staleness and 3 not in record.errors for record in records[8:]), "it came back"
     replayed = zeno.train(RUN, tmp_path / "again", execution=zeno.ExecutionSettings(replay=str(tmp_path / "run")))
     assert replayed == records
+
+
+def test_a_run_goes_on_with_the_only_worker_that_is_left(clusters: list[AsynchronousRayCluster]) -> None:
+    def hurt(record: zeno.Record) -> None:
+        for actor in clusters[0].actors[:3] if record.step == 5 else ():
+            assert actor.pid is not None
+            os.kill(actor.pid, signal.SIGKILL)
+
+    records = zeno.train(replace(RUN, steps=30, fault="zero", faulty=0), on_record=hurt, execution=ON_RAY)
+    assert [record.step for record in records] == list(range(30))
+    assert not any(record.skipped for record in records)
+    assert {worker for record in records for worker in record.lost} == {0, 1, 2}
+    assert any(set(record.staleness) == {3} for record in records[6:])
+
+
+def test_a_run_on_ray_that_sigterm_ends_can_be_resumed(tmp_path: Path) -> None:
+    run = replace(RUN, steps=20)
+
+    def stop(record: zeno.Record) -> None:
+        if record.step == 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        zeno.train(run, tmp_path, on_record=stop, execution=ON_RAY)
+    records = zeno.train(run, tmp_path, resume=True, execution=ON_RAY)
+    assert [record.step for record in records] == list(range(20))
+    assert max(version for record in records[:10] for _, version in record.arrivals or ()) < 10
+    assert min(version for record in records[10:] for _, version in record.arrivals or ()) == 10
 
 
 def test_a_ray_cluster_has_real_delays() -> None:
