@@ -63,3 +63,9 @@ def test_an_object_without_a_name_is_described_by_its_repr() -> None:
         x: int = 1
 
     assert describe(Own(), zeno.RULES).endswith("Own(x=1)")
+
+
+@pytest.mark.parametrize("text", ["flood(30, inner_product)", "flood(sends=inner_product)"])
+def test_text_without_quotes_is_an_error_that_says_so(text: str) -> None:
+    with pytest.raises(ValueError, match=r"Text needs quotes: 'inner_product'\.$"):
+        parse(text)

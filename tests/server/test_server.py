@@ -595,6 +595,18 @@ def test_without_a_rule_a_server_uses_zeno_without_tuning() -> None:
     assert zeno.Server(model, F.cross_entropy, optimizer, loader(), rule=None).rule == zeno.ZenoAuto()
 
 
+def test_a_server_that_trains_alone_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    model, server = make(zeno.ZenoAuto(samples=32))
+    server.step(sent_by(model, 4, 1, 0))
+    assert not caplog.records
+    for _ in range(2):
+        server.step([torch.zeros(3)] * 4)
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "No worker sent a usable gradient at step 1. Worker 0 " in record.getMessage()
+    assert record.getMessage().endswith("The server trains on its own samples alone.")
+
+
 def test_a_rule_that_returns_no_aggregate_raises_and_changes_nothing() -> None:
     class Forgets(zeno.Rule):
         def __call__(self, candidates: Any, oracle: Any = None, state: object = None) -> zeno.Aggregate:

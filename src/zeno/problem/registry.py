@@ -31,13 +31,16 @@ def parse(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """`name(1, key=2)` -> ("name", [1], {"key": 2}); values are Python literals."""
     if re.fullmatch(r"[^\W\d][\w-]*", text.strip()):  # also `zeno-auto`, which is no name, but is like one
         return text.strip(), [], {}
+    remedy = ""
     with suppress(*UNREADABLE):
         node = ast.parse(text.strip(), mode="eval").body
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            bare = [one.id for one in (*node.args, *(k.value for k in node.keywords)) if isinstance(one, ast.Name)]
+            remedy = f" Text needs quotes: {bare[0]!r}." if bare else ""
             keywords = {k.arg: ast.literal_eval(k.value) for k in node.keywords if k.arg is not None}
             if len(keywords) == len(node.keywords):
                 return node.func.id, [ast.literal_eval(a) for a in node.args], keywords
-    raise ValueError(f"Expected a name, or a name with parameters such as name(key=1). Found {text!r}.")
+    raise ValueError(f"Expected a name, or a name with parameters such as name(key=1). Found {text!r}.{remedy}")
 
 
 def split(text: str) -> list[str]:

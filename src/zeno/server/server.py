@@ -11,6 +11,7 @@ Shapes: m workers, d trainable parameters, n samples.
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -89,7 +90,7 @@ class Server:
         self._x: Tensor | None = None  # [d], where the parameters are kept while candidates are tried
         self._rates: list[float] = []  # of each parameter
         self._lr: float | Tensor = 0.0  # the same as one number, or one for each coordinate [d]
-        self._warned_of_rho = False
+        self._warned_of_rho = self._warned_of_nobody = False
         self._read_rates()
         self._refresh_statistics()
 
@@ -135,6 +136,13 @@ class Server:
             with self._written(step):
                 pass  # the model does not change
             raise step.failure
+        if not self._warned_of_nobody and len(step.errors) + len(step.unasked) == len(aggregate.weights):
+            self._warned_of_nobody = True
+            logging.getLogger("zeno").warning(
+                "No worker sent a usable gradient at step %s.%s The server trains on its own samples alone.",
+                self.steps,
+                _reasons(step, there),
+            )
         with self._written(step):
             step.update(self._apply)
             self._refresh_statistics()

@@ -194,8 +194,9 @@ class Guard:
         try:
             self.model.register_comm_hook(None, lambda state, bucket: self._receive(bucket))
         except RuntimeError as error:
+            text = str(error).rstrip(".")
             raise ValueError(
-                f"{CALLER} is the communication hook of its model, and there can be one. Found another: {error}. "
+                f"{CALLER} is the communication hook of its model, and there can be one. Found another: {text}. "
                 "Leave out the other register_comm_hook."
             ) from error
 
