@@ -199,7 +199,7 @@ def doubt(memory: float, of_error: list[float], of_distance: list[float], weight
     means, noise = torch.eye(5).double(), torch.zeros(5, 2).double()
     means[:2, :2] = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
     noise[:2] = torch.tensor([of_error, of_distance]).T
-    return compared._doubt(means, noise, torch.tensor([True, True]), torch.tensor(weights).double())
+    return compared._own_share(means, noise, torch.tensor([True, True]), torch.tensor(weights).double())
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_memory_follows_the_names_whatever_their_order(rule: zeno.Rule) -> None:
 def test_memory_is_that_of_a_run_where_those_that_are_not_there_send_nothing(
     rule: zeno.Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zeno.rules.zeno_auto.LEAST", 0.0)  # a share of an equal weight of all candidates
+    monkeypatch.setattr("zeno.rules.zeno_auto.SMALLEST", 0.0)  # a share of an equal weight of all candidates
     weights, x = run_by_name(rule)
     model, server = server_of(rule)
     for step, of_names in enumerate(weights):

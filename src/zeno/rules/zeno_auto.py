@@ -41,11 +41,11 @@ from zeno.rules.linalg.sketch import sketch
 from zeno.rules.parameters import AT_LEAST_1, NON_NEGATIVE, Requirement
 from zeno.rules.rule import Aggregate, Change, Oracle, PositiveCount, Rows, Rule, likeness_of
 
-AVERAGED = 0.9  # decay of the weights, from step to step
+WEIGHT_DECAY = 0.9  # decay of the weights, from step to step
 MARGIN = 0.2  # share: squared errors that exceed the least by less count as equal, and smaller cosines as noise
 CHANCE = 2.0  # times what noise explains: a larger squared distance is no chance
-REPEATED = 4.0  # times the share of the server's noise that repeats: so much may the nearest mixture fit it
-LEAST = 0.02  # of an equal weight: what is below belongs to large errors, and risks more than it adds
+REPEATED = 4.0  # times the share of the server's noise that repeats: by so much the least error may be too low
+SMALLEST = 0.02  # of an equal weight: what is below belongs to large errors, and risks more than it adds
 SHORT = 1e-3  # of the length of the server's gradient: shorter candidates and noise count as this long, or as nothing
 LONGEST = 100.0  # times what is usual: a longer candidate is a defect of this step, as NaN is
 
@@ -159,19 +159,14 @@ class Comparison:
         workers = self.usable if among is None else self.usable & among
         means, noise = self.memory.products(), self.memory.noise()
         w, memory = self._mixture(means, noise, workers)
-        s = self._doubt(means, noise, workers, w[WORKERS])
+        s = self._own_share(means, noise, workers, w[WORKERS])
         w = (1 - s) * w
         of_workers = w[WORKERS] + w[CHOICE] * self.choice[:-1]
         of_server = w[OWN] + w[CHOICE] * self.choice[-1] + s
         return torch.cat([of_workers, of_server[None]]), memory
 
     def _mixture(self, means: Tensor, noise: Tensor, workers: Tensor) -> tuple[Tensor, "Memory"]:
-        """w [m + 3] from the products of the mean errors, and the memory with it.
-
-        The nearest mixture of workers, if it is about as near as any and goes along g; else the nearest of all columns,
-        or of the server's, if workers go backwards. Even where workers agree, else averaged over the steps, as long as
-        that is about as near.
-        """
+        """w [m + 3] from the products of the mean errors, and the memory with it: of workers, else of any columns."""
         now = (1 - self.decay) * self.products
         judge = Judge(means + now)  # E(w) = w' (means + now) w
         there = torch.cat([workers, workers.new_ones(3)]) & (judge.lengths > SHORT * judge.lengths[OWN])
@@ -181,7 +176,13 @@ class Comparison:
         chance = CHANCE * (noise[OWN, 0] + now[OWN, OWN])
         if bool(of_workers.any()) and judge.error(judge.nearest(of_workers)) > judge.of_zero + chance:
             of_any[WORKERS] = of_workers[WORKERS] = False  # they go backwards: even zero is nearer to g
+        found = self._of_workers(judge, means, noise, of_workers, there)
+        return self._of_any(judge, of_any, there) if found is None else found
 
+    def _of_workers(
+        self, judge: "Judge", means: Tensor, noise: Tensor, of_workers: Tensor, there: Tensor
+    ) -> tuple[Tensor, "Memory"] | None:
+        """The nearest mixture of workers, if it helps: even where workers agree, else averaged over the steps."""
         last = self.memory.weights
         carried = bool(last[WORKERS].sum() >= last[CHOICE:].sum())  # by workers: then they may be less near to g
         repeated = REPEATED * self.memory.repeated if carried else 0.0  # as the nearest fits noise that repeats
@@ -192,23 +193,31 @@ class Comparison:
             return judge.goes_along(weights, margin) and judge.error(weights) <= (1 + excess) * least
 
         nearest = judge.longest(of_workers)
-        if helps(nearest, repeated):
-            even = self._even(means, noise, of_workers, nearest)
-            last, averaged = self._averaged(nearest, there)
-            for weights, excess in ((even, repeated), (averaged, margin)):
-                if helps(weights, excess):
-                    return weights, replace(self.memory, weights=last)
-        else:
-            nearest = judge.longest(of_any)
-            last, averaged = self._averaged(nearest, there)
-            if judge.error(averaged) <= (1 + MARGIN) * judge.error(nearest):
-                return averaged, replace(self.memory, weights=last)
-        return nearest, replace(self.memory, weights=torch.where(there, nearest, last))
+        if not helps(nearest, repeated):
+            return None
+        remembered, averaged = self._averaged(nearest, there)
+        even = self._even(means, noise, of_workers, nearest)
+        for weights, excess in ((even, repeated), (averaged, margin)):
+            if helps(weights, excess):
+                return weights, replace(self.memory, weights=remembered)
+        return self._of_this_step(nearest, there)
+
+    def _of_any(self, judge: "Judge", of_any: Tensor, there: Tensor) -> tuple[Tensor, "Memory"]:
+        """The nearest mixture of these columns, averaged over the steps as long as that is about as near."""
+        nearest = judge.longest(of_any)
+        remembered, averaged = self._averaged(nearest, there)
+        if judge.error(averaged) <= (1 + MARGIN) * judge.error(nearest):
+            return averaged, replace(self.memory, weights=remembered)
+        return self._of_this_step(nearest, there)
+
+    def _of_this_step(self, weights: Tensor, there: Tensor) -> tuple[Tensor, "Memory"]:
+        """The weights without those of the steps before, which are forgotten."""
+        return weights, replace(self.memory, weights=torch.where(there, weights, self.memory.weights))
 
     def _averaged(self, weights: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
         """The weights averaged over the last steps: to remember, and of the columns that are there."""
         last = self.memory.weights
-        found = torch.where(there, torch.lerp(weights, last, AVERAGED if bool(last.any()) else 0.0), last)
+        found = torch.where(there, torch.lerp(weights, last, WEIGHT_DECAY if bool(last.any()) else 0.0), last)
         used = _cleaned(torch.where(there, found, 0))
         return found, used * (weights.sum() / used.sum())
 
@@ -223,7 +232,7 @@ class Comparison:
             agree[WORKERS] &= of_distance <= CHANCE * torch.maximum(of_distance[agree[WORKERS]].median(), noise[OWN, 0])
         return agree.double() / agree.sum().clamp(min=1)
 
-    def _doubt(self, means: Tensor, noise: Tensor, workers: Tensor, weights: Tensor) -> float:
+    def _own_share(self, means: Tensor, noise: Tensor, workers: Tensor, weights: Tensor) -> float:
         """s: the share of the own gradient for want of knowledge who is right, from the weights [m] of the workers.
 
         P is a mean over the workers, half by their weights, half by how precisely it is known of each: of the squared
@@ -302,7 +311,7 @@ def _choice(columns: Tensor) -> Tensor:
 
 def _cleaned(weights: Tensor) -> Tensor:
     """Without weights far below an equal one, as columns with large errors have; the others take their share."""
-    found = torch.where(weights < LEAST / len(weights) * weights.sum(), 0, weights)
+    found = torch.where(weights < SMALLEST / len(weights) * weights.sum(), 0, weights)
     return found * (weights.sum() / found.sum())
 
 
