@@ -1,4 +1,4 @@
-"""Whom the ledger names, in real runs with ZenoAuto: the tables of docs/finding-suspects.md.
+"""Whom the ledger names, in real runs with ZenoAuto: the tables of docs/suspects.md.
 
     python -m benchmarks.suspects healthy faults failing [--task mnist] [--data FOLDER] [--seeds 2] [--out FILE]
 
