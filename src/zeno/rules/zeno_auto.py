@@ -47,7 +47,7 @@ CHANCE = 2.0  # times what noise explains: a larger squared distance is no chanc
 REPEATED = 4.0  # times the share of the server's noise that repeats: by so much the least error may be too low
 SMALLEST = 0.02  # of an equal weight: what is below belongs to large errors, and risks more than it adds
 SHORT = 1e-3  # of the length of the server's gradient: shorter candidates and noise count as this long, or as nothing
-LONGEST = 100.0  # times what is usual: a longer candidate is a defect of this step, as NaN is
+DEFECT = 100.0  # times what is usual: a longer candidate is a defect of this step, as NaN is
 
 CHOICE, OWN, ZERO = -3, -2, -1  # the columns after the workers
 WORKERS = slice(None, CHOICE)
@@ -127,7 +127,7 @@ class Comparison:
         sketches, halves = sketches / memory.unit, halves / memory.unit
         lengths = sketches.square().sum(dim=1).sqrt()
         usual = torch.maximum(halves.square().sum(dim=1).max().sqrt(), memory.usual(decay)[WORKERS])
-        longest = LONGEST * usual if bool(usual.any()) else LARGEST  # nothing is known yet
+        longest = DEFECT * usual if bool(usual.any()) else LARGEST  # nothing is known yet
         usable = lengths <= longest  # False for NaN
         sketches = torch.where(lengths.isfinite()[:, None], sketches, 0)
         o, g = halves
